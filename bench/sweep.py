@@ -195,12 +195,10 @@ def sessions_of(cell: WanCell, traces: int, tokens: int) -> list[sim.Cell]:
 
 def experienced(sessions: Sequence[sim.Cell]) -> float:
     """The default's speed over sessions that follow each other, and a first one from which it learns."""
-    planner = sim.simulate(sessions[-1]).planner
-    results = []
+    results = [sim.simulate(sessions[-1])]
     for cell in sessions:
-        results.append(sim.simulate(cell, planner=planner.successor(cell.cost.measured(), cell.shared_host)))
-        planner = results[-1].planner
-    return over_all(results)
+        results.append(sim.simulate(cell, learnt=results[-1].learnt))
+    return over_all(results[1:])
 
 
 def over_all(results: Sequence[sim.Result]) -> float:

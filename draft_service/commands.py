@@ -20,11 +20,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class DraftedProposal:
-    """A chunk of a session's chain; drafting it took `spent_us` microseconds."""
+    """A chunk of a session's chain."""
 
     handle: int
     proposal: Proposal
-    spent_us: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,8 @@ def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
     message = draft_pb2.ConnectDraftResponse()
     for reply in replies:
         match reply:
-            case DraftedProposal(handle, proposal, spent_us):
-                message.proposals.append(proposal_to_wire(proposal, handle, spent_us))
+            case DraftedProposal(handle, proposal):
+                message.proposals.append(proposal_to_wire(proposal, handle))
             case Opened(handle):
                 message.opened.add(handle=handle)
             case Dropped(handle, code, text):

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import exp
 from typing import Any, NamedTuple
@@ -190,10 +190,8 @@ class Expansion(NamedTuple):
         """What its row of logits is for."""
         drafting, session = self.drafting, self.drafting.session
         prefix = reduce(extend_hash, self.path, session.text.hash_at(session.decided)) if session.weighed else None
-        rate, own = session.pace.confidence_floor > 0.0, (self.most, prefix, session.epoch, drafting.vocabularies)
-        return DraftRow(
-            self.position, drafting.sampling, rate, drafting.seen(self.node), drafting.allowed(self.node), *own
-        )
+        own = self.most, prefix, session.epoch, drafting.vocabularies
+        return DraftRow(self.position, drafting.sampling, drafting.seen(self.node), drafting.allowed(self.node), *own)
 
 
 # What may follow each of the places, from its row of what a forward returned: `rows` says from which. Of tensors:
@@ -577,7 +575,8 @@ class Sessions:
         """Reply with every chunk that is due."""
         while (proposal := drafting.session.take_proposal()) is not None:
             self.tally.proposed += len(proposal.tokens)
-            self._reply(drafting.link, DraftedProposal(drafting.handle, proposal, drafting.spent_ns // 1000))
+            timed = replace(proposal, draft_us=drafting.spent_ns // 1000)
+            self._reply(drafting.link, DraftedProposal(drafting.handle, timed))
             drafting.spent_ns = 0
 
     def _reply(self, link: ReplyLink, reply: Reply) -> None:

@@ -18,6 +18,7 @@ import grpc.aio
 from specwire.core.invalid import MOST_SCORED, Code, InvalidParameter, check_prediction
 from specwire.core.law.constraint import Matcher, check_constraint
 from specwire.core.law.sampling import MOST_LOGPROBS, TokenScore
+from specwire.core.messages import AssignedDrafter
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
 from specwire.core.verify.references import check_lengths, checked_ids
@@ -26,7 +27,9 @@ from specwire.rpc.convert import (
     MOST_UINT64,
     bounded_fence,
     bounded_ledger_us,
+    drafters_from_wire,
     logprobs_to_wire,
+    paces_to_wire,
     proposal_from_wire,
     sampling_from_wire,
     saturated,
@@ -66,7 +69,7 @@ logger = logging.getLogger(__name__)
 # Messages of VerifyService <-> commands and reports. What is invalid is refused here, with the field's name.
 
 # How the lists of a long message are taken: as `Tick`, whose closes come first, and again for what it opened.
-IN_TURN = ("closes", "opens", "proposals", "progress", "references", "closes", "texts", "forgotten")
+IN_TURN = ("closes", "opens", "proposals", "progress", "drafters", "references", "closes", "texts", "forgotten")
 # Scores from which writing them takes long enough for others of the event loop to feel it.
 MANY = 512
 MOST_SESSION_ID = 256
@@ -101,6 +104,12 @@ def tick_from_wire(
             references.append((part.handle, checked_ids(part.tokens, info.vocabulary)))
         except InvalidParameter as error:
             refusals.append(Refusal(part.handle, Code.INVALID_ARGUMENT, str(error)))
+    drafters: list[tuple[int, tuple[AssignedDrafter, ...]]] = []
+    for told in message.drafters:
+        try:
+            drafters.append((told.handle, drafters_from_wire(told.drafters)))
+        except InvalidParameter as error:
+            refusals.append(Refusal(told.handle, Code.INVALID_ARGUMENT, str(error)))
     tick = Tick(
         link,
         now_us,
@@ -111,6 +120,7 @@ def tick_from_wire(
         tuple(own_id(tenant, session_id) for session_id in message.forgotten),
         tuple(_texts_from_wire(message.texts, info, tenant)) if message.texts else (),
         tuple(references),
+        tuple(drafters),
     )
     return tick, refusals
 
@@ -180,6 +190,7 @@ def opening_from_wire(
         tenant,
         message.share_text,
         check_lengths(message.reference_lengths),
+        drafters_from_wire(message.drafters),
     )
 
 
@@ -244,7 +255,7 @@ def check_tokens(tokens: Sequence[int], vocabulary: int, least: int, most: int) 
 
 
 def allowance_from_wire(message: verify_pb2.Progress) -> Allowance:
-    return Allowance(message.durable, message.credit, message.due)
+    return Allowance(message.durable, message.credit)
 
 
 def report_to_wire(report: Report) -> verify_pb2.ConnectVerifyResponse:
@@ -295,6 +306,7 @@ def _opened(admitted: Admitted) -> verify_pb2.Opened:
         resumed=admitted.resumed,
         tail=[verdict_to_wire(each.verdict, each.handle, each.attach) for each in admitted.tail],
         cached=admitted.cached,
+        paces=paces_to_wire(admitted.paces),
     )
 
 

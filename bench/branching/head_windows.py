@@ -146,7 +146,7 @@ def _places(target: Any, head: Eagle3, text: Sequence[int], prompt: int, samplin
         whole = torch.full((len(own), head.config.vocabulary), float("-inf"))
         whole[:, ids] = own
         begin = prompt + 1 + depth
-        rows = [DraftRow(begin + at, sampling, rate=False) for at in range(len(own))]
+        rows = [DraftRow(begin + at, sampling) for at in range(len(own))]
         found = draw_candidates(whole, rows, RANKED)
         by_depth.append([_rank(named, text[row.position]) for (named, _), row in zip(found, rows, strict=True)])
     return list(zip(*by_depth, strict=True))

@@ -92,8 +92,7 @@ def _best_waiting(cell: sim.Cell) -> sim.Policy:
 
 def _experienced(cell: sim.Cell, policy: sim.Policy) -> float:
     """The second session: the first one, from which it learns, is not counted in a measurement either."""
-    first = sim.simulate(cell, policy)
-    return sim.simulate(cell, planner=first.planner.successor(cell.cost.measured(), cell.shared_host)).tokens_per_second
+    return sim.simulate(cell, policy, learnt=sim.simulate(cell, policy).learnt).tokens_per_second
 
 
 def _speed(cell: sim.Cell, policy: sim.Policy) -> float:

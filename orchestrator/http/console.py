@@ -82,7 +82,7 @@ class ConsoleEndpoints:
 
 
 def _verifier(peer: VerifierPeer) -> Json:
-    return {**_peer(peer), "draining": peer.draining, "forward_us": round(peer.forward_times.at(1))}
+    return {**_peer(peer), "draining": peer.draining, "forward_us": round(peer.step_us)}
 
 
 def _peer(peer: VerifierPeer | DrafterPeer) -> Json:

@@ -19,11 +19,9 @@ from google.protobuf.message import Message
 from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from orchestrator.store import SessionRecord
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.sampling import Rule
-from specwire.core.policy.controller import Planner
-from specwire.core.policy.estimates import ForwardTimes
 from specwire.registry.entry import ServiceEntry, ServiceState
 from specwire.registry.registrar import HEARTBEAT_S
+from specwire.rpc.convert import MOST_KNOWN_BY
 from specwire.rpc.errors import RETRY_AFTER, StatusError, readable, retry_after
 from specwire.rpc.keys import Token
 from specwire.rpc.link import Line, Link, LocalPeer
@@ -77,36 +75,14 @@ class PeerReport:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What sessions learnt about their drafters, for later sessions.
-
-# A drafter that dials in chooses its own name, so names must not pile up.
-MOST_KNOWN = 64
+# What a verifier is told of a session's drafter.
 
 
-class Experience:
-    """For one verifier, by tenant, the planner of each drafter and rule that began or ended last.
-
-    The tenant's next session starts from it. Clients are told plans, which tell how the texts were guessed: a tenant's
-    depend on no other's guesses, but on how long its steps take and wait. A drafter is known by its weights and its
-    host: one that connects again is the same. The oldest of a tenant are dropped.
+def known_by(session: SessionRecord, drafter: Info) -> str:
+    """Names a drafter among its tenant's: by its weights and host, so that one that connects again is the same, and by
+    the rule that its tokens are tested by.
     """
-
-    def __init__(self) -> None:
-        self._planners: dict[str, dict[tuple[Rule, str, str], Planner]] = {}
-
-    def recall(self, session: SessionRecord, drafter: Info) -> Planner | None:
-        return self._planners.get(session.tenant, {}).get(_known_by(session, drafter))
-
-    def keep(self, session: SessionRecord, drafter: Info, planner: Planner) -> None:
-        planners, key = self._planners.setdefault(session.tenant, {}), _known_by(session, drafter)
-        planners.pop(key, None)
-        planners[key] = planner
-        if len(planners) > MOST_KNOWN:
-            del planners[next(iter(planners))]
-
-
-def _known_by(session: SessionRecord, drafter: Info) -> tuple[Rule, str, str]:
-    return session.sampling.rule, drafter.weights_fingerprint, drafter.host_id
+    return f"{session.sampling.rule_name} {drafter.weights_fingerprint} {drafter.host_id}"[:MOST_KNOWN_BY]
 
 
 def share_host(verifier: Info, drafter: Info) -> bool:
@@ -268,15 +244,12 @@ class Peer(ABC, Generic[Request, Subject]):
 
 
 class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
-    """`forward_times` is V(m) as the verifier measured it, refined from its steps of one session.
+    """`step_us`: of a plain step of one session, as the verifier measured it at start.
 
     `draining`: it is about to stop, and takes no sessions. `identity`: of its model; None until it is known.
-
-    `experience`: what sessions here learnt about their drafters.
     """
 
     link: VerifierLink
-    waits = True
 
     def __init__(
         self,
@@ -287,9 +260,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         super().__init__(link, on_change)
         self.draining = False
         self.identity: Identity | None = None
-        self._measured: dict[int, float] = {}
-        self.forward_times = ForwardTimes({1: 10_000.0})
-        self.experience = Experience()
+        self.step_us = 10_000.0
         self._accept = accept
         self._lost_at: float | None = None
         self._failures = 0
@@ -334,9 +305,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
     def on_up(self, info: Info) -> None:
         self._lost_at = None
         self.draining = False
-        before, self.identity = self.identity, Identity.of(info)
-        if self.identity != before:
-            self.experience, self._measured = Experience(), {}  # what was learnt belongs to another model
+        self.identity = Identity.of(info)
         super().on_up(info)
 
     def on_down(self) -> None:
@@ -349,10 +318,8 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         super().on_unreachable()
 
     def _refusal(self, info: Info) -> str | None:
-        measured = {time.rows: max(1.0, float(time.microseconds)) for time in info.forward_times if time.rows}
-        if measured and measured != self._measured:
-            # The same ones are of the process that was there before: its sessions go on with what they learnt there.
-            self._measured, self.forward_times = measured, ForwardTimes(measured)
+        measured = [time.microseconds for time in info.forward_times if time.rows == 1]
+        self.step_us = max(1.0, float(measured[0])) if measured else self.step_us
         return self._accept(info)
 
     def _tell_lost(self, subject: VerifierSubject) -> None:
@@ -366,8 +333,6 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         if message.HasField("learnt") and self.info is not None:
             self.info.learnt.CopyFrom(message.learnt)
         timings = message.timings
-        if timings.sessions == 1:
-            self.forward_times.told(timings.rows, timings.forward_us + timings.gap_us, timings.plain_us)
         for opened in message.opened:
             self._hear_opened(opened, received_ns)
         last = {(verdict.handle, verdict.attach): at for at, verdict in enumerate(message.verdicts)}

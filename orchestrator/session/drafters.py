@@ -1,24 +1,21 @@
-"""The drafters of one session: what each may send, how it is to draft, and what was learnt about it."""
+"""The drafters of one session: what each may send, and what it is told. How it drafts its verifier plans."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info
-from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Experience, Quota, VerifierPeer, share_host
-from orchestrator.session.output import OutputTimings, SessionView, Timers, with_drafts
+from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Quota, VerifierPeer, known_by, share_host
+from orchestrator.session.output import SessionView, Timers
 from orchestrator.session.verifier import Broken, Tell, Unplaced
 from orchestrator.store import SessionRecord
 from specwire.core import messages
 from specwire.core.draft import fitting
-from specwire.core.messages import Pace, Verdict
-from specwire.core.policy.controller import Controller, Fixed, Planner, branches_of, parse_plan
-from specwire.core.policy.estimates import Forward, ForwardTimes
+from specwire.core.messages import AssignedDrafter, SourcePace
+from specwire.core.policy.drafters import first_pace
 from specwire.core.session import Session, State
 from specwire.rpc import convert
 from specwire.telemetry.logs import of_session
@@ -30,33 +27,13 @@ from specwire.v1 import common_pb2, draft_pb2
 # One drafter of one session: its number there, what it may send, and how it is to draft.
 
 
-class PlannedFor(Protocol):
-    """A verifier as a drafter's planner sees it. forward_times: V(m). experience: what sessions there learnt.
-
-    waits: it can wait for proposals.
-    """
-
-    @property
-    def info(self) -> Info | None: ...
-
-    @property
-    def forward_times(self) -> ForwardTimes: ...
-
-    @property
-    def experience(self) -> Experience: ...
-
-    @property
-    def waits(self) -> bool: ...
-
-
 class SessionDrafter:
     """A drafter's part in a session, from the moment it is assigned until it is lost, refuses, or is closed.
 
-    `source` numbers it among all that the session ever had. Its planner learns from its own proposals only, so a poor
-    drafter does not spoil the estimates of another one.
+    `source` numbers it among all that the session ever had.
 
     Args:
-        plan: auto, or a fixed plan for every session; see `specwire.core.policy.controller.parse_plan`.
+        plan: auto, or a fixed plan for every session; see `specwire.core.policy.drafters.parse_plan`.
         tell: is called with what happens. on_lost: the drafter or its link is gone. on_refused: it will not serve the
         session for now.
     """
@@ -77,68 +54,26 @@ class SessionDrafter:
         self.stats = stats
         self.info = peer.info or Info()
         self._record = record
-        self._fixed = parse_plan(plan)
-        self._branches = branches_of(plan)
+        self._plan = plan
         self._tell = tell
         self._on_lost = on_lost
         self._on_refused = on_refused
         self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
-        self._planner: Planner | None = None
-        self._apart = False
-        self._told = (Pace(), 0)
-        self._learnt = False
         self._handle = peer.attach(self)
         self.has_proposed = False
 
-    # How it drafts
+    def told(self, verifier: Info | None) -> AssignedDrafter:
+        """What a verifier is told of it."""
+        return AssignedDrafter(self.source, known_by(self._record, self.info), self.shares_cores(verifier), self._plan)
 
-    def use_verifier(self, verifier: PlannedFor, again: bool) -> None:
-        """Plan for this verifier from now on. again: the drafter has another connection than before in this session."""
-        shared = share_host(verifier.info or Info(), self.info)
-        self._apart = not shared
-        forward = verifier.forward_times
-        if self._fixed is not None:
-            self._planner = Fixed(self._fixed)
-            return
-        there = verifier.experience.recall(self._record, self.info)
-        known = self._planner or there
-        fresh = Controller(forward, shared, self._branches, verifier.waits)
-        self._planner = known.successor(forward, shared, there) if known else fresh
-        # Sessions that come while this one lasts decide with it (`InTurns`). One that moved there knows less of it than
-        # who was there.
-        if there is None or known is there or not there.plans_for(forward):
-            verifier.experience.keep(self._record, self.info, self._planner)
-        if again:
-            self._planner.drafter_changed()
+    def shares_cores(self, verifier: Info | None) -> bool:
+        return verifier is not None and share_host(verifier, self.info)
 
-    def begin(self, shown: bool, renews: bool = False) -> None:
-        """Open the drafter in the session, with the first plan. renews: see `DrafterReady`."""
-        self._told = self._planned(shown)
-        self._tell(messages.DrafterReady(self.source, *self._told, renews))
-
-    def plan(self, shown: bool) -> None:
-        """Plan again. shown: a reader wants to see what it drafts."""
-        planned = self._planned(shown)
-        if planned != self._told:
-            self._told = planned
-            self._tell(messages.PacePlanned(self.source, *planned))
-
-    def _planned(self, shown: bool) -> tuple[Pace, int]:
-        if self._planner is None:
-            return self._told
-        plan = self._planner.plan()
-        if shown and self._apart and self._fixed is None:
-            plan = with_drafts(plan)
-        self.stats.plan = str(plan)
-        return fitting(plan.pace, self._record.sampling), plan.due
-
-    def observe(self, verdict: Verdict, forward: Forward | None, shown: bool) -> None:
-        """A verdict came, of this source's tokens or not."""
-        if self._planner is not None:
-            self._planner.observe_verdict(verdict.seen_by(self.source), forward)
-            self._learnt = True
-            if self._planner.time_to_plan:
-                self.plan(shown)
+    def begin(self, verifier: Info | None, shown: bool, renews: bool = False) -> None:
+        """Open the drafter in the session. shown: a reader wants to see what it drafts. renews: see `DrafterReady`."""
+        shared = self.shares_cores(verifier)
+        pace = fitting(first_pace(self._plan, shared), self._record.sampling)
+        self._tell(messages.DrafterReady(self.source, pace, renews, shown and not shared))
 
     # From the drafter
 
@@ -156,11 +91,6 @@ class SessionDrafter:
         # One too many is out of range as well, and no flood.
         del proposal.parents[len(proposal.tokens) + 1 :]
         del proposal.weights[len(proposal.tokens) + 1 if self._record.sampling.weighed else 0 :]
-        if not 0.0 <= proposal.expected <= len(proposal.tokens):
-            proposal.expected = 0.0  # an impossible estimate (NaN included) is none
-        if self._planner is not None:
-            seen = convert.proposal_from_wire(proposal) if proposal.parents else proposal
-            self._planner.observe_proposal(seen, proposal.draft_us, time.monotonic_ns() / 1000)
         self._tell(messages.ProposalArrived(proposal))
 
     def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
@@ -203,11 +133,6 @@ class SessionDrafter:
 
     def close(self) -> None:
         self.peer.close(self._handle, self._quota.owed)
-
-    def bequeath(self, verifier: PlannedFor) -> None:
-        """Leave what was learnt with this verifier to the next session."""
-        if self._planner is not None and self._learnt and self._planner.plans_for(verifier.forward_times):
-            verifier.experience.keep(self._record, self.info, self._planner)
 
     def _ask(self, tokens: int) -> None:
         self._quota.ask(tokens)
@@ -254,7 +179,6 @@ class Drafters:
         self._verifier: VerifierPeer | None = None
         self._by_source: dict[int, SessionDrafter] = {}
         self._source = 0
-        self._had: set[str] = set()
         self._drew: str | None = None
         self._retries: dict[DrafterPeer, float] = {}
         self._resting: set[str] = set()
@@ -287,40 +211,38 @@ class Drafters:
             self._source, peer, self._view.record, self._plan, stats, self._tell, self._on_lost, self._on_refused
         )
         self._by_source[self._source] = drafting
-        if self._verifier is not None:
-            drafting.use_verifier(self._verifier, drafting.info.weights_fingerprint in self._had)
         weights, before = drafting.info.weights_fingerprint, self._drew
-        self._had.add(weights)
         self._drew = weights
         # With other weights than the last drafter's it would draw other tokens from the same noise (PROTOCOL.md, 6).
-        drafting.begin(self.shown, self._view.record.sampling.weighed and before not in (None, weights))
+        renews = self._view.record.sampling.weighed and before not in (None, weights)
+        drafting.begin(self._info, self.shown, renews)
 
     def use_verifier(self, verifier: VerifierPeer) -> None:
-        """Adapt to another verifier: its forwards take another time, and it may be on another host."""
+        """It may be on the host of some of them."""
         self._verifier = verifier
-        for drafting in self._by_source.values():
-            drafting.use_verifier(verifier, again=False)
-        self.plan()
+        if self.shown:
+            self.show()
 
     def show(self) -> None:
-        """A reader wants to see what they draft, from now on."""
+        """A reader wants to see what they draft, from now on; one on the verifier's cores drafts where that pays."""
         self.shown = True
-        self.plan()
+        for source, drafting in self._by_source.items():
+            self._tell(messages.DraftsShown(source, not drafting.shares_cores(self._info)))
 
-    def plan(self) -> None:
-        for drafting in list(self._by_source.values()):
-            drafting.plan(self.shown)
+    def told(self, sources: Sequence[int]) -> list[AssignedDrafter]:
+        """What the verifier is told of these."""
+        return [self._by_source[source].told(self._info) for source in sources if source in self._by_source]
 
-    def observe(self, verdict: Verdict, timings: OutputTimings) -> None:
-        """A verdict came."""
-        step, forward = timings.step, None
-        took_us = step.forward_us + step.choose_us
-        if step.sessions and took_us:
-            ended_us = timings.verdict_received_ns / 1000
-            known = step.sessions, step.plain_us, step.drafts_us, step.waited_us
-            forward = Forward(ended_us, took_us, *known)
-        for drafting in list(self._by_source.values()):
-            drafting.observe(verdict, forward, self.shown)
+    @property
+    def _info(self) -> Info | None:
+        """Of the verifier."""
+        return None if self._verifier is None else self._verifier.info
+
+    def note(self, paces: Sequence[SourcePace]) -> None:
+        """The verifier has planned."""
+        for each in paces:
+            if (drafting := self._by_source.get(each.source)) is not None:
+                drafting.stats.plan = each.reason
 
     def _on_lost(self, drafting: SessionDrafter) -> None:
         self._view.stats.drafter_losses += 1
@@ -347,8 +269,6 @@ class Drafters:
 
     def _forget(self, drafting: SessionDrafter) -> None:
         self._by_source.pop(drafting.source, None)
-        if self._verifier is not None:
-            drafting.bequeath(self._verifier)
 
     # Effects; one for a drafter that is gone is ignored
 

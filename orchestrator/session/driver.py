@@ -206,8 +206,11 @@ class SessionDriver:
                 if self.view.trace is not None:
                     step, trip_us = self.verifying.timings.step, self.verifying.round_trip_us
                     self.view.trace(TracedVerdict.of(verdict, step, trip_us, self.view.stats.plan))
+                self.drafters.note(verdict.paces)
                 self.apply(said)
-                self.drafters.observe(verdict, self.verifying.timings)
+            case messages.VerifierOpened(paces=paces):
+                self.drafters.note(paces)
+                self.apply(said)
             case messages.ProposalArrived(proposal=common_pb2.Proposal() as proposal):
                 if self.view.trace is not None:
                     self.view.trace(TracedProposal.of(proposal))
@@ -272,8 +275,10 @@ class SessionDriver:
                 self.view.emit(effect, self.log.timings, self._host.tally)
             case messages.SendProgress():
                 self.verifying.send_progress(effect)
+            case messages.TellDrafters():
+                self.verifying.tell_drafters(self.drafters.told(effect.drafters))
             case messages.OpenVerifier():
-                self.verifying.open(effect)
+                self.verifying.open(effect, self.drafters.told(effect.drafters))
             case messages.CloseVerifier():
                 self.verifying.leave()
             case messages.OpenDrafter():

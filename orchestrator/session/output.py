@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -20,11 +20,9 @@ from specwire.core.messages import (
     Event,
     FinishReason,
     Outcome,
-    Plan,
     Proposal,
     TokenLogprobs,
 )
-from specwire.core.policy.tunables import FIRST_PACE
 from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft, provisional
 from specwire.core.session import PeekingScanner, Session
 from specwire.core.text import Ending
@@ -252,14 +250,6 @@ class Output:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What one session's readers may be shown before it is decided. Kept only where a reader has asked for it.
-
-
-def with_drafts(plan: Plan) -> Plan:
-    """The plan for a session whose reader wants to see drafts: the drafter goes on although no gain is expected.
-
-    The verifier does not wait for it. A drafter that shares the verifier's processors does not go on.
-    """
-    return plan if plan.pace.run_ahead else replace(plan, pace=FIRST_PACE, reason=f"shown; {plan.reason}")
 
 
 class ProvisionalText:

@@ -6,7 +6,7 @@ import asyncio
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -16,7 +16,7 @@ from orchestrator.peers.peer import PREFERENCE, VerifierPeer
 from orchestrator.session.output import OutputTimings, SessionView, Timers
 from specwire.core import messages
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import FENCE_LIMIT, VerdictArrived
+from specwire.core.messages import FENCE_LIMIT, AssignedDrafter, VerdictArrived
 from specwire.core.session import MOST_BUFFER, Session, State, buffer_for
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
@@ -134,8 +134,7 @@ class SessionVerifier:
         if left is not None:
             self._patience = max(0.0, left)
         self._timers.cancel("verifier")
-        step_us = peer.forward_times.at(1)
-        self._tell(messages.VerifierReady(buffer_for(peer.link.round_trip_us, step_us, self._options.buffer)))
+        self._tell(messages.VerifierReady(buffer_for(peer.link.round_trip_us, peer.step_us, self._options.buffer)))
 
     @property
     def queued(self) -> bool:
@@ -172,7 +171,12 @@ class SessionVerifier:
         self._is_new = False
         self.refusals.clear()
         self._view.stats.count_open(asyncio.get_running_loop().time())
-        self._tell(messages.VerifierOpened(opened.attach, opened.position))
+        try:
+            paces = convert.paces_from_wire(opened.paces)
+        except InvalidParameter as error:
+            self._invalid(error)
+            return
+        self._tell(messages.VerifierOpened(opened.attach, opened.position, paces))
 
     def on_verdict(
         self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int, more: bool = False
@@ -183,8 +187,7 @@ class SessionVerifier:
         try:
             verdict = convert.verdict_from_wire(message, self._view.record.sampling.logprobs, self._vocabulary)
         except InvalidParameter as error:
-            invalid = f"the verifier sent an invalid verdict: {error}"
-            self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
+            self._invalid(error)
             return
         self.timings = OutputTimings(timings, received_ns)
         self._ledger_us = verdict.ledger_us
@@ -192,6 +195,10 @@ class SessionVerifier:
         self._view.stats.count_verdict(verdict)
         self.forgive()
         self._tell(VerdictArrived(message.attach, verdict, more))
+
+    def _invalid(self, error: InvalidParameter) -> None:
+        invalid = f"the verifier sent an invalid verdict: {error}"
+        self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
 
     @property
     def _vocabulary(self) -> int:
@@ -254,20 +261,25 @@ class SessionVerifier:
 
     # What it is told
 
-    def open(self, effect: messages.OpenVerifier) -> None:
-        self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect)]))
+    def open(self, effect: messages.OpenVerifier, drafters: Sequence[AssignedDrafter]) -> None:
+        self._send(verify_pb2.ConnectVerifyRequest(opens=[self._open(effect, drafters)]))
         if self.peer is not None and self._useful:
             self.peer.link.send_later(self._reference_parts(self.peer, effect.attach))
 
     def send_progress(self, effect: messages.SendProgress) -> None:
         self._send(verify_pb2.ConnectVerifyRequest(progress=[self._progress(effect)]))
 
+    def tell_drafters(self, drafters: Sequence[AssignedDrafter]) -> None:
+        """Of the session, all that there are by now."""
+        told = verify_pb2.Drafters(handle=self._handle, drafters=convert.drafters_to_wire(drafters))
+        self._send(verify_pb2.ConnectVerifyRequest(drafters=[told]))
+
     def relay(self, proposal: common_pb2.Proposal) -> None:
         """Send a drafter's proposal on, under the verifier's handle."""
-        proposal.handle, proposal.draft_us = self._handle, 0
+        proposal.handle = self._handle
         self._send(verify_pb2.ConnectVerifyRequest(proposals=[proposal]))
 
-    def _open(self, effect: messages.OpenVerifier) -> verify_pb2.Open:
+    def _open(self, effect: messages.OpenVerifier, drafters: Sequence[AssignedDrafter]) -> verify_pb2.Open:
         record, left = self._view.record, self._timers.left("deadline")
         opened = verify_pb2.Open(
             handle=self._handle,
@@ -293,6 +305,7 @@ class SessionVerifier:
             share_text=self._options.access.keys is not None and not record.private,
             priority=record.priority,
             traceparent=self._view.span.traceparent,
+            drafters=convert.drafters_to_wire(drafters),
         )
         if self.peer is not None and self.peer.info is not None:
             del opened.prediction[self.peer.info.context :]  # a hint: what exceeds this context is dropped
@@ -315,7 +328,7 @@ class SessionVerifier:
                 yield verify_pb2.ConnectVerifyRequest(references=[part])
 
     def _progress(self, effect: messages.OpenVerifier | messages.SendProgress) -> verify_pb2.Progress:
-        return verify_pb2.Progress(handle=self._handle, durable=effect.durable, credit=effect.credit, due=effect.due)
+        return verify_pb2.Progress(handle=self._handle, durable=effect.durable, credit=effect.credit)
 
     def _send(self, message: verify_pb2.ConnectVerifyRequest) -> None:
         if self.peer is not None:

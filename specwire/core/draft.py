@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice, takewhile
-from math import exp, log
+from math import exp
 from typing import Any, NamedTuple
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Mask
 from specwire.core.law.noise import seed_behind
 from specwire.core.law.sampling import Sampling, Seen
-from specwire.core.messages import MOST_WINDOW, Pace, Proposal, Weights
-from specwire.core.policy.estimates import LEAST_PROBABILITY, CandidateRates
+from specwire.core.messages import Pace, Proposal, Weights
+from specwire.core.policy.estimates import CandidateRates
 from specwire.core.policy.tunables import NEGLIGIBLE
 from specwire.core.text import BEFORE, Text
 
@@ -29,8 +29,8 @@ class Desynchronised(ValueError):
 
 
 def fitting(pace: Pace, sampling: Sampling) -> Pace:
-    """The pace as the session's rule allows it: no stop that depends on drafted values, chunks that fit a window."""
-    return pace if sampling.guessed else Pace(min(pace.chunk, MOST_WINDOW), pace.run_ahead)
+    """The pace as the session's rule allows it: chains, in chunks that fit a window, where draft tokens are weighed."""
+    return pace if sampling.guessed else pace.of_a_chain()
 
 
 class HeadRequest(NamedTuple):
@@ -55,9 +55,6 @@ def check_pace(pace: Pace, sampling: Sampling) -> None:
     """
     if sampling.guessed:
         return
-    if pace.confidence_floor > 0.0:
-        message = f"must be 0 under {sampling.rule}, which allows no stop by value, not {pace.confidence_floor}"
-        raise InvalidParameter("pace.confidence_floor", message)
     if pace.branches > 1:
         message = f"must be at most 1 under {sampling.rule}, which takes chains only, not {pace.branches}"
         raise InvalidParameter("pace.branches", message)
@@ -75,13 +72,11 @@ class Drawn(NamedTuple):
 
     Empty where the drafter cannot say: the tree ends there.
 
-    confidence: the drafter's own probability of the first; 1.0 where nobody asked. weights: what that was drawn from,
-    where the rule weighs it. scores: of each token, in nats relative to the first: of log q, under coupled with the
-    noise that the target will add.
+    weights: what the first was drawn from, where the rule weighs it. scores: of each token, in nats relative to the
+    first: of log q, under coupled with the noise that the target will add.
     """
 
     tokens: tuple[int, ...]
-    confidence: float = 1.0
     weights: Weights | None = None
     scores: tuple[float, ...] = (0.0,)
 
@@ -90,7 +85,7 @@ class Drawn(NamedTuple):
 class DraftRow:
     """What one row of a drafter's logits is for: the token at `position`.
 
-    rate: its confidence is asked for. seen: the text before it, where penalties look at it. allowed: see
+    seen: the text before it, where penalties look at it. allowed: see
     `specwire.core.law.sampling.adjusted`. most: candidates to tell. prefix_hash: of the text before it, where the rule
     weighs what the token was drawn from, in this `epoch`; else None. vocabularies: the target's and the drafter's where
     these differ (`specwire.text.vocabulary_map.VocabularyMap`).
@@ -98,7 +93,6 @@ class DraftRow:
 
     position: int
     sampling: Sampling
-    rate: bool
     seen: Seen | None = None
     allowed: Mask | None = None
     most: int = 1
@@ -118,7 +112,7 @@ class DraftRow:
 
     @property
     def plain(self) -> bool:
-        return self.sampling.temperature == 0.0 and not self.rate
+        return self.sampling.temperature == 0.0
 
     @property
     def adjusted(self) -> bool:
@@ -273,10 +267,8 @@ class DraftSession:
 
     @property
     def _least(self) -> float:
-        """The probability of a path below which it is not extended: of a chain, the pace's floor."""
-        if self.branches > 1:
-            return NEGLIGIBLE
-        return 0.0 if self.weighed else self.pace.confidence_floor
+        """The probability of a path below which it is not extended; a chain's are not known."""
+        return NEGLIGIBLE if self.branches > 1 else 0.0
 
     @property
     def wants_token(self) -> bool:
@@ -360,13 +352,13 @@ class DraftSession:
         if len(drawn.tokens) > 1 or self.branches > 1:
             node.bin, node.chances = self._rates.chances(drawn.scores)
         else:
-            node.chances = (log(max(drawn.confidence, LEAST_PROBABILITY)),)
+            node.chances = (0.0,)
         self._child(node, 0).weights = drawn.weights
         self._push(node, 0)
 
-    def drafted(self, token: int, confidence: float = 1.0, weights: Weights | None = None) -> None:
+    def drafted(self, token: int, weights: Weights | None = None) -> None:
         """Extend what is to be extended next by one token, as a chain is."""
-        self.extend(self.take(), Drawn((token,), confidence, weights))
+        self.extend(self.take(), Drawn((token,), weights))
         self.forward_ended()
 
     def forward_ended(self) -> None:
@@ -460,11 +452,11 @@ class DraftSession:
     # What to send
 
     def take_proposal(self) -> Proposal | None:
-        """The next piece if one is due: full, or all that the run-ahead and the floor allow."""
+        """The next piece if one is due: full, or all that the run-ahead allows."""
         taken = self._due_nodes()
         if not taken:
             return None
-        offset, expected = self._size, self._expected(taken)
+        offset = self._size
         parents = tuple(self._numbered(node) for node in taken)
         line = all(parent == number - 1 for number, parent in enumerate(parents, offset))
         return Proposal(
@@ -474,7 +466,6 @@ class DraftSession:
             offset=offset,
             tokens=tuple(node.token for node in taken),
             prefix_hash=self.text.hash_at(self.base) if offset == 0 else None,
-            expected=expected,
             weights=tuple(node.weights for node in taken if node.weights is not None),
             epoch=self.epoch,
             parents=() if line else parents,
@@ -499,9 +490,3 @@ class DraftSession:
         assert node.parent is not None
         assert node.parent.number is not None
         return node.parent.number
-
-    def _expected(self, nodes: Iterable[DraftNode]) -> float:
-        """Nodes expected to be accepted; known only while probabilities are asked for."""
-        if self.pace.confidence_floor == 0.0 or self.weighed:
-            return 0.0
-        return sum(exp(node.chance - self.root.chance) for node in nodes)

@@ -5,7 +5,6 @@ Everything here is a value. It decides nothing, and every other room may import 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from fractions import Fraction
@@ -137,11 +136,11 @@ class Proposal:
 
     Of a tree, `offset` counts its nodes, and `parents` say where each stands.
 
-    prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0). expected: how many
-    of the tokens the drafter expects to be accepted, by its own probabilities; 0 where it made no estimate.
+    prefix_hash is the hash of the text before `base`; required in a chain's first chunk (offset 0).
     parents: of a tree, one per token: the number of the node that it stands behind, or -1 for the text before `base`.
     Nodes are numbered in the order drafted, from `offset` on here. Empty: each stands behind the one before it.
     weights: one per token, what it was drawn from, by randomness of `epoch`; under rules that weigh draft tokens only.
+    draft_us: microseconds that drafting the piece took; 0 where that was not told.
     """
 
     source: int
@@ -150,29 +149,17 @@ class Proposal:
     offset: int
     tokens: tuple[int, ...]
     prefix_hash: int | None = None
-    expected: float = 0.0
     weights: tuple[Weights, ...] = ()
     epoch: int = 0
     parents: tuple[int, ...] = ()
+    draft_us: int = 0
 
 
-class ProposedChunk(Protocol):
+class RelayedProposal(Protocol):
     """A proposal in the form that it came in, the core's or the wire's: it is relayed without being decoded."""
 
     @property
     def source(self) -> int: ...
-    @property
-    def chain(self) -> int: ...
-    @property
-    def base(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def expected(self) -> float: ...
-    @property
-    def parents(self) -> Sequence[int]: ...
 
 
 class Verdict(NamedTuple):
@@ -183,8 +170,8 @@ class Verdict(NamedTuple):
     width: draft tokens in the window, which came from a source of `kind`; of several drafters, from `source`.
     met: the drafter whose token came too late for the window and stood at its last row, behind it; 0 for none.
     logprobs: one per token where the session reports them, else none.
-    delay_us: from an earlier verdict to the proposal that answered it, which came from drafter `answered`; 0 for none.
     ledger_us: the session's balance behind this step.
+    paces: of drafters that are to draft in another way from now on.
     """
 
     position: int
@@ -196,9 +183,8 @@ class Verdict(NamedTuple):
     source: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     met: int = 0
-    delay_us: int = 0
-    answered: int = 0
     ledger_us: int = 0
+    paces: tuple[SourcePace, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -207,15 +193,6 @@ class Verdict(NamedTuple):
     @property
     def end(self) -> int:
         return self.position + len(self.tokens)
-
-    def seen_by(self, source: int) -> Verdict:
-        """The verdict as one drafter sees it: without tests and answers of other drafters.
-
-        Behind the text's end nothing was tested or refused.
-        """
-        drafted = self.kind is SourceKind.DRAFTER and self.source == source
-        width = min(self.width, len(self.tokens)) if drafted else 0
-        return self._replace(width=width, delay_us=self.delay_us if self.answered == source else 0)
 
     def behind(self, position: int) -> Verdict:
         """The part at `position` and later. All tokens before a verdict's last one were draft tokens."""
@@ -231,12 +208,31 @@ class Verdict(NamedTuple):
         )
 
 
+class SourcePace(NamedTuple):
+    """How one drafter of a session is to draft from now on. reason: for people."""
+
+    source: int
+    pace: Pace
+    reason: str = ""
+
+
+class AssignedDrafter(NamedTuple):
+    """A drafter of a session, as its verifier is told of it.
+
+    source: numbers it among all that the session ever had. known_by: names it among its tenant's: what one session
+    learnt of it, the next one knows. shares_cores: it computes on the verifier's. plan: auto, or a fixed plan; see
+    `specwire.core.policy.drafters.parse_plan`.
+    """
+
+    source: int
+    known_by: str = ""
+    shares_cores: bool = False
+    plan: str = "auto"
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far and in what portions to draft; only the orchestrator's controller sets it.
-
-    confidence_floor ends a chain once the product of the drafter's own probabilities falls below it. Such a stop
-    depends on drafted values, so it is legal only under rules whose text does not depend on proposals.
+    """How far and in what portions to draft; the verifier plans it.
 
     branches: most draft tokens that one forward extends; 1 is a chain. Who cannot branch drafts a chain in any case.
     Rules that weigh draft tokens have chains only.
@@ -244,7 +240,6 @@ class Pace:
 
     chunk: int = 4
     run_ahead: int = 4
-    confidence_floor: float = 0.0
     branches: int = 1
 
     def __post_init__(self) -> None:
@@ -252,10 +247,12 @@ class Pace:
             raise InvalidParameter("chunk", f"must be at least 1, not {self.chunk}")
         if self.run_ahead < 0:
             raise InvalidParameter("run_ahead", f"must not be negative, not {self.run_ahead}")
-        if not 0.0 <= self.confidence_floor < 1.0:
-            raise InvalidParameter("confidence_floor", f"must be from 0 to below 1, not {self.confidence_floor}")
         if self.branches < 1:
             raise InvalidParameter("branches", f"must be at least 1, not {self.branches}")
+
+    def of_a_chain(self) -> Pace:
+        """For rules that weigh draft tokens: a chain, in chunks that fit a window."""
+        return Pace(min(self.chunk, MOST_WINDOW), self.run_ahead)
 
     @property
     def nodes(self) -> int:
@@ -270,6 +267,8 @@ MOST_WINDOW = 16
 
 # Draft tokens ahead of the decided text.
 MOST_RUN_AHEAD = 128
+# Of a stream until a token's drafting was measured, in a try, and where a reader wants to see what is drafted.
+FIRST_PACE = Pace(1, 32)
 # Nodes of a tree. The verifier drops a tree of more than 256 nodes, and tokens more than 256 beyond the decided text.
 MOST_NODES_AHEAD = 240
 
@@ -311,10 +310,11 @@ class VerifierReady:
 
 @dataclass(frozen=True, slots=True)
 class VerifierOpened:
-    """The verifier took the session in and decides from `position` on."""
+    """The verifier took the session in and decides from `position` on. paces: of its drafters."""
 
     attach: int
     position: int
+    paces: tuple[SourcePace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,9 @@ class VerifierRefused:
 
 @dataclass(frozen=True, slots=True)
 class DrafterReady:
-    """A drafter's link is up and assigned; `source` is new for every assignment. pace, due: its first plan.
+    """A drafter's link is up and assigned; its source is new for every assignment. pace: until its verifier says.
+
+    shown: it drafts for a reader to see, too.
 
     renews: it is to draw in an epoch of its own, under a rule that weighs draft tokens: another drafter may have drawn
     in the present one.
@@ -349,8 +351,8 @@ class DrafterReady:
 
     source: int
     pace: Pace = Pace()
-    due: int = 0
     renews: bool = False
+    shown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,16 +364,15 @@ class DrafterLost:
 
 @dataclass(frozen=True, slots=True)
 class ProposalArrived:
-    proposal: ProposedChunk
+    proposal: RelayedProposal
 
 
 @dataclass(frozen=True, slots=True)
-class PacePlanned:
-    """The settings of one drafter's controller from now on."""
+class DraftsShown:
+    """Whether a drafter drafts for a reader to see, too, from now on."""
 
     source: int
-    pace: Pace
-    due: int
+    shown: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +409,7 @@ Event = (
     | DrafterReady
     | DrafterLost
     | ProposalArrived
-    | PacePlanned
+    | DraftsShown
     | Appended
     | ClientTook
     | EndRequested
@@ -426,14 +427,20 @@ class OpenVerifier:
     tokens: tuple[int, ...]
     durable: int
     credit: int
-    due: int
+    drafters: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SendProgress:
     durable: int
     credit: int
-    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellDrafters:
+    """Tell the verifier which drafters the session has by now, by source."""
+
+    drafters: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +470,7 @@ class CloseDrafter:
 
 @dataclass(frozen=True, slots=True)
 class RelayProposal:
-    proposal: ProposedChunk
+    proposal: RelayedProposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +529,7 @@ class EmitEnd:
 Effect = (
     OpenVerifier
     | SendProgress
+    | TellDrafters
     | CloseVerifier
     | OpenDrafter
     | AdvanceDrafter

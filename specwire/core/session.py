@@ -10,6 +10,7 @@ from typing import Protocol
 
 from specwire.core.law.noise import epoch_of
 from specwire.core.messages import (
+    FIRST_PACE,
     MOST_WINDOW,
     AdvanceDrafter,
     Append,
@@ -19,6 +20,7 @@ from specwire.core.messages import (
     CloseVerifier,
     DrafterLost,
     DrafterReady,
+    DraftsShown,
     Effect,
     Emit,
     EmitEnd,
@@ -30,10 +32,11 @@ from specwire.core.messages import (
     OpenVerifier,
     OwnerLost,
     Pace,
-    PacePlanned,
     ProposalArrived,
     RelayProposal,
     SendProgress,
+    SourcePace,
+    TellDrafters,
     Verdict,
     VerdictArrived,
     VerifierLost,
@@ -92,21 +95,28 @@ TRANSITIONS: dict[type[Event], dict[State, frozenset[State]]] = {
 class Advised:
     """A drafter, as its session's orchestrator sees it.
 
-    due: draft tokens that the verifier may expect of it after each verdict. missed: the position from which on a paused
-    drafter was not told the text; None: it was told all. stale: the beginning of its present chain went to a verifier
-    that is gone. unopened: it waits for its epoch, and is told nothing until then.
+    pace: as its verifier planned it. missed: the position from which on a paused drafter was not told the text; None:
+    it was told all. stale: the beginning of its present chain went to a verifier that is gone. unopened: it waits for
+    its epoch, and is told nothing until then. shown: it drafts for a reader, too, whether that pays or not.
+    changed: its pace did since it was last told.
     """
 
     source: int
     pace: Pace
-    due: int
     missed: int | None = None
     stale: bool = False
     unopened: bool = False
+    shown: bool = False
+    changed: bool = False
 
     def open(self, text: Text) -> list[Effect]:
-        self.missed, self.stale, self.unopened = None, False, False
-        return [OpenDrafter(self.source, tuple(text.tokens), self.pace)]
+        self.missed, self.stale, self.unopened, self.changed = None, False, False, False
+        return [OpenDrafter(self.source, tuple(text.tokens), self.told)]
+
+    @property
+    def told(self) -> Pace:
+        """The pace that it is told."""
+        return FIRST_PACE if self.shown and not self.pace.run_ahead else self.pace
 
     def restart(self, text: Text) -> list[Effect]:
         """Make it begin a new chain, because the beginning of its present one never reached the verifier.
@@ -119,29 +129,30 @@ class Advised:
         self.stale = True
         return self.advance(text, last, (text.tokens[last],))
 
-    def plan(self, text: Text, pace: Pace, due: int) -> list[Effect]:
-        """Take a new plan, and tell the drafter at once to pause, to go on, or to draft differently."""
-        changed = pace != self.pace
-        self.pace, self.due = pace, due
-        if not changed or self.unopened:
-            return []
-        if pace.run_ahead == 0 and self.missed is None:
-            return [AdvanceDrafter(self.source, len(text), (), pace)]
-        return self.advance(text, len(text), ())
+    def plan(self, pace: Pace) -> None:
+        """Take a new pace: it is told with what is decided next."""
+        before, self.pace = self.told, pace
+        self.changed |= self.told != before
+
+    def tell(self, text: Text) -> list[Effect]:
+        """Tell a new pace at once, to pause, to go on, or to draft differently."""
+        return self.advance(text, len(text), ()) if self.changed else []
 
     def advance(self, text: Text, position: int, tokens: tuple[int, ...]) -> list[Effect]:
         """Tell what was decided at `position`; `text` holds it. A paused drafter is told when it goes on."""
         if self.unopened:
             return []
-        if self.pace.run_ahead == 0:
+        pace = self.told
+        if pace.run_ahead == 0 and not self.changed:
             self.missed = position if self.missed is None else min(position, self.missed)
             return []
+        self.changed = False
         if self.missed is not None:
             position, self.missed = min(position, self.missed), None
             tokens = tuple(text.tokens[position:])
         stale, self.stale = self.stale, False
-        back: list[Effect] = [AdvanceDrafter(self.source, position, (), self.pace)] if stale else []
-        return [*back, AdvanceDrafter(self.source, position, tokens, self.pace)]
+        back: list[Effect] = [AdvanceDrafter(self.source, position, (), pace)] if stale else []
+        return [*back, AdvanceDrafter(self.source, position, tokens, pace)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -252,7 +263,6 @@ class Session:
     _verifier_ready: bool = False
     _pending: list[Verdict] = field(default_factory=list)
     _ending: _Ending | None = None
-    _told_due: int = 0
 
     def __post_init__(self) -> None:
         self.durable = self.emitted = self.taken = len(self.text)
@@ -291,8 +301,8 @@ class Session:
                 return self._on_drafter_lost(event)
             case ProposalArrived():
                 return self._on_proposal(event)
-            case PacePlanned():
-                return self._on_pace(event)
+            case DraftsShown():
+                return self._on_shown(event)
             case Appended():
                 return self._on_appended(event)
             case ClientTook():
@@ -330,16 +340,16 @@ class Session:
         self.state = State.OPENING
         self.attach += 1
         self.credit = max(self.credit, self._earned)
-        self._told_due = self._due_now
         tokens = tuple(self.text.tokens[: self.durable])
-        opening = OpenVerifier(self.attach, tokens, self.durable, self.credit, self._told_due)
+        opening = OpenVerifier(self.attach, tokens, self.durable, self.credit, tuple(self.drafters))
         restarts = [each for drafter in self.drafters.values() for each in drafter.restart(self.text)]
         return [opening, *restarts]
 
     def _on_verifier_opened(self, event: VerifierOpened) -> list[Effect]:
         if self.state is State.OPENING and event.attach == self.attach:
             self.state = State.RUNNING
-        return self._grant() or self._tell_due()
+            self._plan(event.paces)
+        return self._grant() + [each for drafter in self.drafters.values() for each in drafter.tell(self.text)]
 
     def _on_verdict(self, event: VerdictArrived) -> list[Effect]:
         verdict = event.verdict
@@ -356,6 +366,7 @@ class Session:
         if verdict.finish is not None:
             self._ending = _Ending(verdict.finish)
             return self._append()
+        self._plan(verdict.paces)
         advance = self._advance(verdict.position, verdict.tokens)
         return advance if event.more else advance + self._append()
 
@@ -376,10 +387,11 @@ class Session:
     def _on_drafter_ready(self, event: DrafterReady) -> list[Effect]:
         if self._over:
             return []
-        drafter = self.drafters[event.source] = Advised(event.source, event.pace, event.due, unopened=event.renews)
+        drafter = Advised(event.source, event.pace, unopened=event.renews, shown=event.shown)
+        self.drafters[event.source] = drafter
         if event.renews:
             return self._renew_epoch()
-        return [*drafter.open(self.text), *self._tell_due()]
+        return [*drafter.open(self.text), *self._tell_drafters()]
 
     def _renew_epoch(self) -> list[Effect]:
         """Open the verifier once more, in another epoch; it goes on where it stands. Drafters hear of it with that.
@@ -392,29 +404,34 @@ class Session:
         return []
 
     def _on_drafter_lost(self, event: DrafterLost) -> list[Effect]:
-        self.drafters.pop(event.source, None)
-        return self._tell_due()
+        return self._tell_drafters() if self.drafters.pop(event.source, None) is not None else []
 
     def _on_proposal(self, event: ProposalArrived) -> list[Effect]:
         opened = self.state in (State.OPENING, State.RUNNING)
         relayed = opened and not self._over and event.proposal.source in self.drafters
         return [RelayProposal(event.proposal)] if relayed else []
 
-    def _on_pace(self, event: PacePlanned) -> list[Effect]:
+    def _on_shown(self, event: DraftsShown) -> list[Effect]:
         drafter = self.drafters.get(event.source)
         if drafter is None or self._over:
             return []
-        return drafter.plan(self.text, event.pace, event.due) + self._tell_due()
+        before, drafter.shown = drafter.told, event.shown
+        drafter.changed |= drafter.told != before
+        return drafter.tell(self.text)
+
+    def _plan(self, paces: Sequence[SourcePace]) -> None:
+        """Take the verifier's plans for drafters; one that is gone needs none."""
+        for each in paces:
+            if (drafter := self.drafters.get(each.source)) is not None:
+                drafter.plan(each.pace)
 
     def _advance(self, position: int, tokens: tuple[int, ...]) -> list[Effect]:
         """Tell every drafter what was decided."""
         return [each for drafter in self.drafters.values() for each in drafter.advance(self.text, position, tokens)]
 
-    def _tell_due(self) -> list[Effect]:
-        """Send Progress if `due` has changed."""
-        if self.state is not State.RUNNING or self._due_now == self._told_due:
-            return []
-        return self._progress()
+    def _tell_drafters(self) -> list[Effect]:
+        """Which ones there are; where no verifier has the session the next one is told with its opening."""
+        return [TellDrafters(tuple(self.drafters))] if self.state in (State.OPENING, State.RUNNING) else []
 
     # The log and the client
 
@@ -494,14 +511,8 @@ class Session:
         """The credit that the log and the client's flow control allow by now."""
         return min(self.durable, self.taken) + self.buffer
 
-    @property
-    def _due_now(self) -> int:
-        """The most draft tokens that one of the drafters owes; without a drafter nothing is due."""
-        return max((drafter.due for drafter in self.drafters.values()), default=0)
-
     def _progress(self) -> list[Effect]:
-        self._told_due = self._due_now
-        return [SendProgress(self.durable, self.credit, self._told_due)]
+        return [SendProgress(self.durable, self.credit)]
 
     # The end
 

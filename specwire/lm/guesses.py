@@ -35,16 +35,13 @@ LEAST_LOG = -math.log(LEAST_RELATIVE_PROBABILITY)
 Scores = npt.NDArray[np.float32]
 
 
-def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, float]]:
-    """The token of each row of `logits` (rows, vocabulary), and the drafter's confidence in it (1.0 if not asked).
-
-    The confidence is the probability of the likeliest token: under greedy that is the token drawn; under coupled it
-    says more about agreement than the drawn token's own probability does, because both models see the same noise.
-    """
+def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
+    """The token of each row of `logits` (rows, vocabulary)."""
     if any(row.adjusted for row in rows):
         logits = adjusted(logits, rows).float()
     if all(row.plain for row in rows):
-        return [(token, 1.0) for token in logits.argmax(dim=1).tolist()]
+        chosen: list[int] = logits.argmax(dim=1).tolist()
+        return chosen
     if logits.device.type == "cpu":
         return [_draw_one(scores, None, row) for scores, row in zip(logits.numpy(), rows, strict=True)]
     return _draw_best(logits, rows)
@@ -65,14 +62,18 @@ def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow]
         return chosen
     if logits.device.type == "cpu":
         named, each = ids.numpy(), zip(logits.float().numpy(), rows, strict=True)
-        return [_draw_one(scores, named, row, vocabulary if whole(row.sampling) else None)[0] for scores, row in each]
+        return [_draw_one(scores, named, row, vocabulary if whole(row.sampling) else None) for scores, row in each]
     best, at = logits.float().topk(min(CANDIDATES, logits.shape[1]), dim=1)
     scores, tokens = best.cpu().numpy(), ids[at].cpu().numpy()
-    return [_draw_one(scores[index], tokens[index], row)[0] for index, row in enumerate(rows)]
+    return [_draw_one(scores[index], tokens[index], row) for index, row in enumerate(rows)]
 
 
 def confidences(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[float]:
-    """The probability of the likeliest token of each row of `logits` (rows, ids), of all of these ids: see `draw`."""
+    """The probability of the likeliest token of each row of `logits` (rows, ids), of all of these ids.
+
+    Under greedy that is the token drawn; under coupled it says more about agreement than the drawn token's own
+    probability does, because both models see the same noise.
+    """
     scaled = logits.float()
     if not all(row.plain for row in rows):
         temperatures = [row.sampling.temperature or 1.0 for row in rows]
@@ -82,8 +83,8 @@ def confidences(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[float]:
     return found
 
 
-def _draw_best(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[tuple[int, float]]:
-    # Not worth carrying whole rows over; confidence and top_p then count the candidates' mass alone.
+def _draw_best(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
+    # Not worth carrying whole rows over; top_p then counts the candidates' mass alone.
     best, ids = (each.cpu().numpy() for each in logits.topk(min(CANDIDATES, logits.shape[1]), dim=1))
     return [_draw_one(best[index], ids[index], row) for index, row in enumerate(rows)]
 
@@ -121,20 +122,19 @@ def _ranked(scores: Scores, ids: Ids, row: DraftRow, most: int) -> Ranked:
     return tuple(tokens), tuple((kept - kept[0]).tolist())
 
 
-def _draw_one(scores: Scores, ids: Ids | None, row: DraftRow, shared: int | None = None) -> tuple[int, float]:
+def _draw_one(scores: Scores, ids: Ids | None, row: DraftRow, shared: int | None = None) -> int:
     """From one row's logits; `ids` names the tokens that they are of, None stands for 0, 1, 2, ...
 
     shared: the vocabulary, where the target draws in this process; see `gumbel_of`.
     """
     sampling = row.sampling
     best = int(scores.argmax())
-    confidence = 1.0 / _relative_mass(scores, best, sampling.temperature or 1.0) if row.rate else 1.0
     if sampling.temperature > 0.0:
         candidates = _candidates(scores, best, sampling)
         if len(candidates) > 1:
             named = candidates if ids is None else ids[candidates]
             best = int(candidates[_loudest(scores[candidates], named, row, shared)])
-    return best if ids is None else int(ids[best]), confidence
+    return best if ids is None else int(ids[best])
 
 
 def _loudest(scores: Scores, ids: Ids, row: DraftRow, shared: int | None) -> int:
@@ -220,7 +220,7 @@ def _weighed(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:
 
 
 def _chains(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:
-    return [Drawn((token,), confidence) for token, confidence in draw(logits, rows)]
+    return [Drawn((token,)) for token in draw(logits, rows)]
 
 
 def _candidates_of(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[Drawn]:

@@ -21,16 +21,21 @@ from specwire.core.law.sampling import (
 )
 from specwire.core.messages import (
     FENCE_LIMIT,
+    MOST_RUN_AHEAD,
+    MOST_SOURCES,
     MOST_TESTED,
+    AssignedDrafter,
     FinishReason,
     Outcome,
     Pace,
     Proposal,
     SourceKind,
+    SourcePace,
     TokenLogprobs,
     Verdict,
     Weights,
 )
+from specwire.core.policy.drafters import InvalidPlan, parse_plan
 from specwire.core.text import Stopping, check_min_tokens, check_stop_ids
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
@@ -262,7 +267,7 @@ def _logprobs(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
         raise InvalidParameter("logprobs", str(error).removeprefix("logprobs: ")) from None
 
 
-def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> common_pb2.Proposal:
+def proposal_to_wire(proposal: Proposal, handle: int) -> common_pb2.Proposal:
     return common_pb2.Proposal(
         handle=handle,
         source=proposal.source,
@@ -271,8 +276,7 @@ def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> comm
         offset=proposal.offset,
         tokens=proposal.tokens,
         prefix_hash=proposal.prefix_hash,
-        draft_us=saturated(draft_us),
-        expected=proposal.expected,
+        draft_us=saturated(proposal.draft_us),
         weights=[common_pb2.DraftWeights(ids=each.ids, weights=each.weights) for each in proposal.weights],
         epoch=proposal.epoch,
         parents=[number - parent for number, parent in enumerate(proposal.parents, proposal.offset)],
@@ -280,8 +284,7 @@ def proposal_to_wire(proposal: Proposal, handle: int, draft_us: int = 0) -> comm
 
 
 def proposal_from_wire(message: common_pb2.Proposal) -> Proposal:
-    """A hint: nothing is refused here; `Chains.offer` judges it. An impossible estimate (NaN included) is none."""
-    possible = 0.0 <= message.expected <= len(message.tokens)
+    """A hint: nothing is refused here; `Chains.offer` judges it."""
     return Proposal(
         source=message.source,
         chain=message.chain,
@@ -289,26 +292,71 @@ def proposal_from_wire(message: common_pb2.Proposal) -> Proposal:
         offset=message.offset,
         tokens=tuple(message.tokens),
         prefix_hash=message.prefix_hash if message.HasField("prefix_hash") else None,
-        expected=message.expected if possible else 0.0,
         weights=tuple(Weights(tuple(each.ids), tuple(each.weights)) for each in message.weights),
         epoch=message.epoch,
         parents=tuple(number - distance for number, distance in enumerate(message.parents, message.offset)),
+        draft_us=message.draft_us,
     )
 
 
 def pace_to_wire(pace: Pace) -> draft_pb2.Pace:
     branches = pace.branches if pace.branches > 1 else 0
-    return draft_pb2.Pace(
-        chunk=pace.chunk, run_ahead=pace.run_ahead, confidence_floor=pace.confidence_floor, branches=branches
-    )
+    return draft_pb2.Pace(chunk=pace.chunk, run_ahead=pace.run_ahead, branches=branches)
 
 
 def pace_from_wire(message: draft_pb2.Pace) -> Pace:
     """Raises InvalidParameter, with the field's path."""
     try:
-        return Pace(message.chunk, message.run_ahead, message.confidence_floor, max(1, message.branches))
+        return Pace(message.chunk, message.run_ahead, max(1, message.branches))
     except InvalidParameter as error:
         raise InvalidParameter(f"pace.{error.field}", str(error).partition(": ")[2]) from None
+
+
+# Drafters of a session; characters of what one is known by, and of why it drafts as it does, of which no more are kept.
+MOST_DRAFTERS, MOST_KNOWN_BY, MOST_REASON = MOST_SOURCES, 256, 128
+
+
+def paces_to_wire(paces: Sequence[SourcePace]) -> list[verify_pb2.SourcePace]:
+    return [
+        verify_pb2.SourcePace(source=each.source, pace=pace_to_wire(each.pace), reason=each.reason) for each in paces
+    ]
+
+
+def paces_from_wire(messages: Sequence[verify_pb2.SourcePace]) -> tuple[SourcePace, ...]:
+    """Raises InvalidParameter."""
+    if len(messages) > MOST_DRAFTERS:
+        raise InvalidParameter("paces", f"must be at most {MOST_DRAFTERS}, not {len(messages)}")
+    paces = [SourcePace(each.source, pace_from_wire(each.pace), each.reason[:MOST_REASON]) for each in messages]
+    for each in paces:
+        if each.pace.run_ahead > MOST_RUN_AHEAD:
+            raise InvalidParameter("pace.run_ahead", f"must be at most {MOST_RUN_AHEAD}, not {each.pace.run_ahead}")
+    return tuple(paces)
+
+
+def drafters_to_wire(drafters: Sequence[AssignedDrafter]) -> list[verify_pb2.Drafter]:
+    return [
+        verify_pb2.Drafter(source=each.source, known_by=each.known_by, shares_cores=each.shares_cores, plan=each.plan)
+        for each in drafters
+    ]
+
+
+def drafters_from_wire(messages: Sequence[verify_pb2.Drafter]) -> tuple[AssignedDrafter, ...]:
+    """Raises InvalidParameter."""
+    if len(messages) > MOST_DRAFTERS:
+        raise InvalidParameter("drafters", f"must be at most {MOST_DRAFTERS}, not {len(messages)}")
+    return tuple(map(_drafter, messages))
+
+
+def _drafter(message: verify_pb2.Drafter) -> AssignedDrafter:
+    if len(message.known_by) > MOST_KNOWN_BY:
+        told = f"must have at most {MOST_KNOWN_BY} characters, not {len(message.known_by)}"
+        raise InvalidParameter("known_by", told)
+    plan = message.plan or "auto"
+    try:
+        parse_plan(plan)
+    except InvalidPlan as error:
+        raise InvalidParameter("plan", str(error).partition(": ")[2]) from None
+    return AssignedDrafter(message.source, message.known_by, message.shares_cores, plan)
 
 
 def verdict_to_wire(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Verdict:
@@ -320,13 +368,12 @@ def verdict_to_wire(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Ve
         outcomes=outcomes_to_wire(verdict.outcomes),
         tested=verdict.width,
         finish_reason=reason_to_wire(verdict.finish),
-        proposal_delay_us=saturated(verdict.delay_us),
         ledger_us=bounded_ledger_us(verdict.ledger_us),
         kind=kind_to_wire(verdict.kind) if verdict.width else common_pb2.SOURCE_KIND_UNSPECIFIED,
         source=verdict.source if verdict.width else 0,
         met=verdict.met,
-        answered=verdict.answered,
         logprobs=logprobs_to_wire(verdict.logprobs),
+        paces=paces_to_wire(verdict.paces),
     )
 
 
@@ -356,9 +403,8 @@ def verdict_from_wire(
         message.source,
         () if wanted is None else _reported(message, wanted, vocabulary),
         message.met,
-        message.proposal_delay_us,
-        message.answered,
         bounded_ledger_us(message.ledger_us),
+        paces_from_wire(message.paces) if message.paces else (),
     )
 
 

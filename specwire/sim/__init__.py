@@ -5,12 +5,12 @@ No deciding code is written a second time here; a model's forward takes the time
     from specwire.sim import AUTO, PLAIN, Cell, best_textbook, fixed, optimum, simulate, stream_wait, textbook
 
     cell = Cell(V_us=30_000, slope=0.02, draft_us=8_000, rtt_us=80_000, acceptance=0.8, seed=1, tokens=256)
-    result = simulate(cell, AUTO)  # the default controller; also CHAIN (it never branches), PLAIN, textbook(k),
+    result = simulate(cell, AUTO)  # planned by the verifier; also CHAIN (it never branches), PLAIN, textbook(k),
                                    # fixed("stream:2,32,4"), fixed("lockstep:4"), stream_wait(chunk, run_ahead),
                                    # parse_policy("...")
-    result.tokens_per_second, result.elapsed_us, result.ledger_us, result.plans  # plans: (time_us, reason, plan)
-    heir = result.planner.successor(cell.cost.measured(), cell.shared_host)
-    again = simulate(cell, planner=heir)  # the next session starts from what this one learnt
+    result.tokens_per_second, result.elapsed_us, result.ledger_us, result.plans  # plans: (time_us, reason, pace)
+
+    again = simulate(cell, learnt=result.learnt)  # the next session starts from what this one learnt
 
     best = optimum(cell)               # Best(policy, result) of a sweep of fixed settings that do not branch
     optimum_of_trees(cell, best)       # Best(policy, result) of some that do
@@ -25,7 +25,7 @@ No deciding code is written a second time here; a model's forward takes the time
 A cell is one session. Times are microseconds. The same cell and policy give the same result, always.
 """
 
-from specwire.core.policy.controller import InvalidPlan
+from specwire.core.policy.drafters import InvalidPlan
 from specwire.sim.fleet import FleetResult, SimFleet, simulate_fleet
 from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_of_trees, optimum_over
 from specwire.sim.simulation import (

@@ -114,6 +114,5 @@ def _guess(place: Expansion) -> Drawn:
     if not isinstance(place.drafting.link, SimLink):
         raise TypeError(f"not a simulated link: {place.drafting.link!r}")
     guesses = place.drafting.link.guesses
-    confidence = guesses.confidence_at(place.position) if session.pace.confidence_floor else 1.0
     tokens, scores = guesses.behind(session.decided, place.path, place.most)
-    return Drawn(tokens, confidence, scores=scores)
+    return Drawn(tokens, scores=scores)

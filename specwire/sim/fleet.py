@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from specwire.core.policy.controller import Planner
-from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.session import buffer_for
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import SimDrafter
@@ -108,13 +106,9 @@ class FleetResult:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A verifier, and what sessions have learnt about it."""
-
     verifier: SimVerifier
     machine: Machine
-    forward: ForwardTimes
     sessions: int = 0
-    experience: Planner | None = None
 
 
 class _Pool:
@@ -139,7 +133,7 @@ class _Pool:
     def _place(self) -> _Place:
         machine, cost = Machine(self.clock), self.fleet.cost
         verifier = SimVerifier(self.clock, machine, cost, patient=self.policy.patient, slots=self.fleet.slots)
-        return _Place(verifier, machine, cost.measured())
+        return _Place(verifier, machine)
 
     def run(self) -> None:
         self._expect(0)
@@ -169,18 +163,14 @@ class _Pool:
         right = (
             fleet.traces[number] if fleet.traces else drawn_trace(fleet.acceptance, fleet.tokens, fleet.seed + number)
         )
-        guesses = Guesses(fleet.prompt, right, (fleet.acceptance,))
-        known = place.experience
+        guesses = Guesses(fleet.prompt, right)
         rtt_us = self.random.choice(list(fleet.rtts_us))
         delays = Delays(rtt_us / 2, fleet.drafter_rtt_us / 2, fleet.append_us)
         orchestrator = SimOrchestrator(
             self.clock,
             place.verifier,
             self.drafters[drafter] if self.policy.drafting else None,
-            known.successor(place.forward, shared_host=False)
-            if known is not None
-            else self.policy.planner(place.forward, shared_host=False),
-            place.forward,
+            self.policy.assigned(shares_cores=False),
             guesses,
             delays,
             fleet.tokens,
@@ -195,7 +185,6 @@ class _Pool:
 
     def _leave(self, orchestrator: SimOrchestrator, place: _Place, drafter: int) -> None:
         place.sessions -= 1
-        place.experience = orchestrator.planner
         self.drafting[drafter] -= 1
         self.ended.append(orchestrator.stats)
         if len(self.ended) == self.fleet.sessions:

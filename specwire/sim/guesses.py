@@ -23,7 +23,6 @@ def target_token(position: int) -> int:
 class Guesses:
     """right[i]: the drafter's best guess of output token i is the target's; beyond its end it begins again.
 
-    confidence[i]: the drafter's own probability of that guess, told where it is asked for.
     text: what the target decides, by position; beyond its end, and where there is none, see `target_token`.
     ranks[i], scores[i]: in place of `right`, where the target's token i stands among the drafter's best, None for
     nowhere, and the scores of these, falling from 0, in nats; at most RANKS.
@@ -32,7 +31,6 @@ class Guesses:
 
     prompt: int
     right: Sequence[bool]
-    confidence: Sequence[float]
     text: Sequence[int] = ()
     ranks: Sequence[int | None] = ()
     scores: Sequence[Sequence[float]] = ()
@@ -71,9 +69,6 @@ class Guesses:
     def _recorded(self, at: int) -> tuple[int | None, Sequence[float]]:
         at %= len(self.ranks)
         return self.ranks[at], self.scores[at]
-
-    def confidence_at(self, position: int) -> float:
-        return self.confidence[(position - self.prompt) % len(self.confidence)]
 
 
 @lru_cache(maxsize=256)

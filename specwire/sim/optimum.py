@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+from specwire.core.policy.drafters import parse_plan
 from specwire.sim.simulation import Cell, Policy, Result, fixed, simulate, textbook
 
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -69,9 +70,10 @@ def _streaming(policy: Policy) -> bool:
 
 def _branched(policy: Policy) -> Iterator[Policy]:
     """The same stream, whose drafter may extend several tokens in a forward; and with the longest run-ahead."""
-    if policy.plan is None:
+    plan = parse_plan(policy.plan)
+    if plan is None:
         raise ValueError(f"{policy.name}: is no fixed plan")
-    pace, due = policy.plan.pace, policy.plan.due
+    pace, due = plan.pace, plan.due
     for ahead, branches in product(sorted({pace.run_ahead, RUN_AHEADS[-1]}), BRANCHES):
         yield fixed(f"stream:{pace.chunk},{ahead},{due},{branches}")
 
@@ -102,7 +104,7 @@ def _streams() -> Iterator[Policy]:
 
 
 def _waits(cell: Cell, streams: list[BestOfAll]) -> Iterator[BestOfAll]:
-    aheads = {best.policy.plan.pace.run_ahead for best in streams[:2] if best.policy.plan}
+    aheads = {plan.pace.run_ahead for best in streams[:2] if (plan := parse_plan(best.policy.plan))}
     for ahead, chunk in product(sorted(aheads), CHUNKS):
         for due in DUES:
             if 0 < due <= ahead and chunk <= ahead:

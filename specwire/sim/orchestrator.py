@@ -1,4 +1,4 @@
-"""One session's orchestrator under a virtual clock: the core's Session and its planner between two links.
+"""One session's orchestrator under a virtual clock: the core's Session between two links.
 
 The order of calls is that of `orchestrator/session/driver.py`.
 """
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from draft_service.commands import AdvanceSession, CloseSession, Command, DraftedProposal, OpenSession, Reply
 from specwire.core import messages
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Pace, Plan, Proposal, Verdict
-from specwire.core.policy.controller import Planner
-from specwire.core.policy.estimates import Forward, ForwardTimes
+from specwire.core.messages import AssignedDrafter, Pace, Proposal, SourcePace, Verdict
+from specwire.core.policy.drafters import first_pace
 from specwire.core.session import Session
 from specwire.core.text import Stopping, Text
 from specwire.core.verify.session import Allowance
@@ -24,7 +23,7 @@ from specwire.sim.clock import Action, Clock
 from specwire.sim.drafter import SimDrafter, SimLink
 from specwire.sim.guesses import Guesses
 from specwire.sim.verifier import SimVerifier
-from verify_service.engine.messages import Opening, Report, StepTimings
+from verify_service.engine.messages import Opening, Report
 
 GREEDY = Sampling()
 # The one drafter, and the one session of each link.
@@ -45,7 +44,7 @@ class Planned(NamedTuple):
 
     time_us: float
     reason: str
-    plan: Plan
+    pace: Pace
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ class NoText:
 class SimOrchestrator:
     """Args:
     verifier: where it opens; drafter: None for plain decoding.
-    planner: chooses the pace; forward: V(m) as the verifier told it.
+    assigned: what the verifier is told of the drafter.
     prompt, tokens: lengths; the session ends with its last token. ngram: the verifier guesses from the text, too.
     head: a head may draft for it.
     """
@@ -94,8 +93,7 @@ class SimOrchestrator:
         clock: Clock,
         verifier: SimVerifier,
         drafter: SimDrafter | None,
-        planner: Planner,
-        forward: ForwardTimes,
+        assigned: AssignedDrafter,
         guesses: Guesses,
         delays: Delays,
         tokens: int,
@@ -108,11 +106,10 @@ class SimOrchestrator:
         self.session = Session(Text(prompt), len(prompt), NoText(), buffer)
         self.stats = SimStats(clock.now_us)
         self.plans: list[Planned] = []
-        self.planner = planner
+        self.assigned = assigned
         self.verifier = verifier
         self.drafter = drafter
         self._clock = clock
-        self._forward = forward
         self._delays = delays
         self._guesses = guesses
         self._ngram, self._head = ngram, head
@@ -120,16 +117,15 @@ class SimOrchestrator:
         self._on_ended = on_ended
         self._verifying = verifier.link(self._reported)
         self._drafting = SimLink(guesses, self._replied)
-        self._planned = Pace(), 0
         self._events: deque[messages.Event] = deque()
         self._applying = False
 
     def start(self) -> None:
         """The client's request is here."""
-        self._plan()
         self._apply(messages.VerifierReady())
         if self.drafter is not None:
-            self._apply(messages.DrafterReady(SOURCE, *self._planned))
+            first = first_pace(self.assigned.plan, self.assigned.shares_cores)
+            self._apply(messages.DrafterReady(SOURCE, first))
 
     def _apply(self, event: messages.Event) -> None:
         self._events.append(event)
@@ -150,40 +146,27 @@ class SimOrchestrator:
         for refusal in report.refused:
             raise AssertionError(refusal.message)
         for admitted in report.admitted:
-            self._apply(messages.VerifierOpened(admitted.attach, admitted.position))
+            self._note(admitted.paces)
+            self._apply(messages.VerifierOpened(admitted.attach, admitted.position, admitted.paces))
         for decided in report.decided:
-            if report.timings is not None:
-                self._on_decided(decided.verdict, report.timings)
+            self._on_decided(decided.verdict)
 
-    def _on_decided(self, verdict: Verdict, step: StepTimings) -> None:
-        if step.sessions == 1:
-            self._forward.told(step.rows, step.forward_us + step.gap_us, step.plain_us)
+    def _on_decided(self, verdict: Verdict) -> None:
         self.stats.ledger_us = verdict.ledger_us
+        self._note(verdict.paces)
         self._apply(messages.VerdictArrived(self.session.attach, verdict))
-        if self.drafter is None:
-            return
-        known = step.sessions, step.plain_us, step.drafts_us, step.waited_us
-        forward = Forward(self._clock.now_us, step.forward_us, *known)
-        self.planner.observe_verdict(verdict.seen_by(SOURCE), forward)
-        if self.planner.time_to_plan:
-            self._plan()
+
+    def _note(self, paces: Sequence[SourcePace]) -> None:
+        self.plans += [Planned(self._clock.now_us, each.reason, each.pace) for each in paces]
 
     # From the drafter
 
     def _replied(self, reply: Reply) -> None:
         if isinstance(reply, DraftedProposal):
-            self._clock.after(self._delays.drafter_us, partial(self._on_proposal, reply.proposal, reply.spent_us))
+            self._clock.after(self._delays.drafter_us, partial(self._on_proposal, reply.proposal))
 
-    def _on_proposal(self, proposal: Proposal, draft_us: int) -> None:
-        self.planner.observe_proposal(proposal, draft_us, self._clock.now_us)
+    def _on_proposal(self, proposal: Proposal) -> None:
         self._apply(messages.ProposalArrived(replace(proposal, source=SOURCE)))
-
-    def _plan(self) -> None:
-        plan = self.planner.plan()
-        if (plan.pace, plan.due) != self._planned:
-            self._planned = plan.pace, plan.due
-            self.plans.append(Planned(self._clock.now_us, plan.reason, plan))
-            self._apply(messages.PacePlanned(SOURCE, plan.pace, plan.due))
 
     # Effects out
 
@@ -192,8 +175,10 @@ class SimOrchestrator:
             case messages.OpenVerifier():
                 self._to_verifier(partial(self._open, effect))
             case messages.SendProgress():
-                allowance = Allowance(effect.durable, effect.credit, effect.due)
+                allowance = Allowance(effect.durable, effect.credit)
                 self._tell_verifier(progress=((HANDLE, allowance),))
+            case messages.TellDrafters():
+                self._tell_verifier(drafters=((HANDLE, self._assigned(effect.drafters)),))
             case messages.RelayProposal(proposal=Proposal() as proposal):
                 self._tell_verifier(proposals=((HANDLE, proposal),))
             case messages.CloseVerifier():
@@ -206,6 +191,9 @@ class SimOrchestrator:
                 self._emit(effect)
             case messages.EmitEnd():
                 self._on_ended(self)
+
+    def _assigned(self, sources: Sequence[int]) -> tuple[AssignedDrafter, ...]:
+        return (self.assigned,) if sources else ()
 
     def _emit(self, effect: messages.Emit) -> None:
         now_us, stats = self._clock.now_us, self.stats
@@ -249,8 +237,10 @@ class SimOrchestrator:
             prompt_length=self.session.prompt_length,
             sampling=GREEDY,
             stopping=self._stopping,
-            allowance=Allowance(effect.durable, effect.credit, effect.due),
+            allowance=Allowance(effect.durable, effect.credit),
+            drafters=self._assigned(effect.drafters),
             ngram=self._ngram,
             head=self._head,
+            scope=b"all",
         )
         self.verifier.open(self._verifying, opening, self._guesses.target, self._guesses.headed)

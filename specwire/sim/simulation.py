@@ -6,22 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from specwire.core.messages import Plan
-from specwire.core.policy.controller import (
-    Controller,
-    Fixed,
-    InvalidPlan,
-    Planner,
-    branches_of,
-    parse_plan,
-)
-from specwire.core.policy.estimates import ForwardTimes
-from specwire.core.policy.tunables import MOST_BRANCHES
+from specwire.core.messages import AssignedDrafter
+from specwire.core.policy.drafters import InvalidPlan, LearntDrafters, parse_plan
 from specwire.core.session import buffer_for
 from specwire.sim.clock import STEADY, Clock, Drift, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import RANKS, Guesses, drawn_trace, repeating_text
-from specwire.sim.orchestrator import Delays, Planned, SimOrchestrator, SimStats
+from specwire.sim.orchestrator import SOURCE, Delays, Planned, SimOrchestrator, SimStats
 from specwire.sim.verifier import ForwardCost, SimVerifier
 from specwire.telemetry.tally import DraftCounts
 
@@ -31,49 +22,42 @@ from specwire.telemetry.tally import DraftCounts
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """plan: None has the core's controller plan. patient: the verifier waits for all that is due, whatever it costs,
-    and keeps no ledger. drafting: there is a drafter. branches: most tokens that a forward of it extends. heads: a
-    verifier's head may draft, too, where a cell has one.
+    """plan: auto[:BRANCHES], or a fixed one. patient: the verifier waits for all that is due, whatever it costs, and
+    keeps no ledger. drafting: there is a drafter. heads: a verifier's head may draft, too, where a cell has one.
     """
 
     name: str
-    plan: Plan | None = None
+    plan: str = "auto"
     patient: bool = False
     drafting: bool = True
-    branches: int = MOST_BRANCHES
     heads: bool = False
 
-    def planner(self, forward: ForwardTimes, shared_host: bool, branching: bool = False) -> Planner:
-        """branching: there are drafters that can."""
-        if self.plan is not None:
-            return Fixed(self.plan)
-        return Controller(forward, shared_host, self.branches if branching else 1)
+    def assigned(self, shares_cores: bool, branching: bool = False) -> AssignedDrafter:
+        """The drafter. branching: it can."""
+        plan = "auto:1" if self.plan.startswith("auto") and not branching else self.plan
+        return AssignedDrafter(SOURCE, "drafter", shares_cores, plan)
 
 
-def auto(spec: str = "auto") -> Policy:
-    """The controller: auto, or auto:BRANCHES, which 1 has draft chains."""
-    return Policy(spec, parse_plan(spec), branches=branches_of(spec), heads=True)
-
-
-AUTO, CHAIN = auto(), auto("auto:1")
-PLAIN = Policy("plain", parse_plan("off"), drafting=False)
+AUTO, CHAIN = Policy("auto", heads=True), Policy("auto:1", "auto:1", heads=True)
+PLAIN = Policy("plain", "off", drafting=False)
 # The head alone.
-HEADS = Policy("heads", parse_plan("off"), drafting=False, heads=True)
+HEADS = Policy("heads", "off", drafting=False, heads=True)
 
 
 def fixed(spec: str) -> Policy:
-    """A plan as `core.policy.controller.parse_plan` reads it."""
-    return Policy(spec, parse_plan(spec))
+    """A plan as `core.policy.drafters.parse_plan` reads it."""
+    parse_plan(spec)
+    return Policy(spec, spec)
 
 
 def textbook(k: int) -> Policy:
     """Draft k tokens, send them, wait for the verdict; the verifier waits for all k."""
-    return Policy(f"textbook:{k}", parse_plan(f"lockstep:{k}"), patient=True)
+    return Policy(f"textbook:{k}", f"lockstep:{k}", patient=True)
 
 
 def stream_wait(chunk: int, run_ahead: int) -> Policy:
     """Streaming, with a verifier that never runs without a live draft token."""
-    return Policy(f"stream-wait:{chunk},{run_ahead}", parse_plan(f"stream:{chunk},{run_ahead},1"), patient=True)
+    return Policy(f"stream-wait:{chunk},{run_ahead}", f"stream:{chunk},{run_ahead},1", patient=True)
 
 
 def parse_policy(spec: str) -> Policy:
@@ -88,15 +72,18 @@ def parse_policy(spec: str) -> Policy:
         match name, [int(number) for number in numbers.split(",")] if numbers else []:
             case "auto", []:
                 return AUTO
-            case "auto", [_]:
-                return auto(spec)
+            case "auto", _:
+                parse_plan(spec)
+                return Policy(spec, spec, heads=True)
             case "plain", []:
                 return PLAIN
             case "heads", []:
                 return HEADS
             case "textbook", [k]:
+                parse_plan(f"lockstep:{k}")
                 return textbook(k)
             case "stream-wait", [chunk, run_ahead]:
+                parse_plan(f"stream:{chunk},{run_ahead},1")
                 return stream_wait(chunk, run_ahead)
         return fixed(spec)
     except ValueError as error:
@@ -127,7 +114,6 @@ class Cell:
         ranks, scores: instead: where the target's token i stands among the drafter's best, None for nowhere, and the
             scores of these, falling from 0, in nats; begins again at its end. Then drafters may branch.
         trace: instead: trace[i] says whether output token i is guessed right; begins again at its end.
-        confidence: the drafter's own probabilities by output token, told where asked for; None: its acceptance.
         tokens: of the output.
         shared_host: drafter and verifier compute on the same cores, never at the same time.
         session_slope: share of V_us that each further session of a batch adds; None: as a draft token. draft_slope:
@@ -153,7 +139,6 @@ class Cell:
     trace: Sequence[bool] | None = None
     ranks: Sequence[int | None] = ()
     scores: Sequence[Sequence[float]] = ()
-    confidence: Sequence[float] | None = None
     tokens: int = 256
     shared_host: bool = False
     session_slope: float | None = None
@@ -184,9 +169,8 @@ class Cell:
         for name in ("tokens", "buffer"):
             if getattr(self, name) < 1:
                 raise InvalidCell(f"{name}: must be at least 1, not {getattr(self, name)}")
-        for name in ("trace", "confidence"):
-            if getattr(self, name) is not None and not len(getattr(self, name)):
-                raise InvalidCell(f"{name}: must not be empty")
+        if self.trace is not None and not len(self.trace):
+            raise InvalidCell("trace: must not be empty")
         if len(self.ranks) != len(self.scores) or not all(1 <= len(found) <= RANKS for found in self.scores):
             raise InvalidCell(f"scores: must be from 1 to {RANKS} for each of {len(self.ranks)} ranks")
 
@@ -206,9 +190,8 @@ class Cell:
         else:
             right = drawn_trace(self.acceptance, self.tokens, self.seed) if self.trace is None else self.trace
         text = repeating_text(self.repeats, self.tokens + 1, self.seed) if self.repeats else ()
-        confidence = self.confidence or (sum(right) / len(right),)
         head = [drawn_trace(rate, self.tokens, hash((self.seed, depth))) for depth, rate in enumerate(self.head)]
-        return Guesses(1, right, confidence, text, self.ranks, self.scores, head)
+        return Guesses(1, right, text, self.ranks, self.scores, head)
 
     @property
     def cost(self) -> ForwardCost:
@@ -234,7 +217,7 @@ class Result:
         forwards_saved: tokens that forwards decided beyond one each.
         ledger_us: the last balance that the verifier told.
         plans: each change of plan, with its time and reason.
-        planner: may go on with another session, by `successor`.
+        learnt: what its verifier knows of the drafter by then; another session may begin with it.
     """
 
     tokens: int
@@ -249,17 +232,19 @@ class Result:
     forwards_saved: int
     ledger_us: float
     plans: tuple[Planned, ...]
-    planner: Planner
+    learnt: LearntDrafters
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.elapsed_us * 1e6
 
 
-def simulate(cell: Cell, policy: Policy = AUTO, planner: Planner | None = None) -> Result:
-    """Run one session to its end. planner: instead of a fresh one of the policy's (a successor, or one of your own)."""
+def simulate(cell: Cell, policy: Policy = AUTO, learnt: LearntDrafters | None = None) -> Result:
+    """Run one session to its end. learnt: in sessions before it."""
     run = _Run(cell, policy, 1)
-    run.begin(cell, planner or policy.planner(run.forward, cell.shared_host, cell.branching), run.drafters[0])
+    if learnt is not None:
+        run.verifier.engine.sessions.drafters = learnt
+    run.begin(cell, run.drafters[0])
     run.clock.run()
     return _result(run.ended[0], run.verifier, run.drafters[0], run.clock.drift)
 
@@ -285,17 +270,13 @@ def simulate_batch(cells: Sequence[Cell], policy: Policy = AUTO, sessions: int =
             run.clock.stop()
             return
         following = next(waiting)
-        planner = ended.planner.successor(run.forward, following.shared_host)
-        later = run.begin(following, planner, ended.drafter)
+        later = run.begin(following, ended.drafter)
         if len(counted) == 1:
             begun.append(later)
 
     run.on_ended = on_ended
-    planner = policy.planner(run.forward, cells[0].shared_host, cells[0].branching)
     for number, cell in enumerate(cells[:sessions]):
-        if number:
-            planner = planner.successor(run.forward, cell.shared_host)
-        run.begin(cell, planner, run.drafters[number % drafters])
+        run.begin(cell, run.drafters[number % drafters])
     run.clock.run()
     (began_us, before), (ended_us, after) = counted[0], counted[-1]
     forwards, tally = run.verifier.engine.steps, run.verifier.engine.tally
@@ -334,7 +315,6 @@ class _Run:
 
     def __init__(self, cell: Cell, policy: Policy, sessions: int, drafters: int = 1) -> None:
         self.clock = Clock(cell.drift)
-        self.forward = cell.cost.measured()
         self.ended: list[SimOrchestrator] = []
         target = Machine(self.clock)
         slots, head = sessions, (cell.head_us, len(cell.head), cell.tapped_us)
@@ -347,13 +327,12 @@ class _Run:
         self.on_ended: Callable[[SimOrchestrator], None] = lambda _: self.clock.stop()
         self._policy = policy
 
-    def begin(self, cell: Cell, planner: Planner, drafter: SimDrafter | None) -> SimOrchestrator:
+    def begin(self, cell: Cell, drafter: SimDrafter | None) -> SimOrchestrator:
         orchestrator = SimOrchestrator(
             self.clock,
             self.verifier,
             drafter if self._policy.drafting else None,
-            planner,
-            self.forward,
+            self._policy.assigned(cell.shared_host, cell.branching),
             cell.guesses(),
             cell.delays,
             cell.tokens,
@@ -386,5 +365,5 @@ def _result(orchestrator: SimOrchestrator, verifier: SimVerifier, drafter: SimDr
         forwards_saved=verifier.decided - forwards,
         ledger_us=stats.ledger_us,
         plans=tuple(orchestrator.plans),
-        planner=orchestrator.planner,
+        learnt=verifier.engine.sessions.drafters,
     )

@@ -26,13 +26,15 @@ _sym_db = _symbol_database.Default()
 from specwire.v1 import common_pb2 as specwire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specwire/v1/draft.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\"p\n\x0bJoinRequest\x12\x30\n\x05model\x18\x01 \x01(\x0b\x32!.specwire.v1.GetModelInfoResponse\x12/\n\x04said\x18\x02 \x01(\x0b\x32!.specwire.v1.ConnectDraftResponse\">\n\x0cJoinResponse\x12.\n\x04told\x18\x01 \x01(\x0b\x32 .specwire.v1.ConnectDraftRequest\"\xbd\x01\n\x13\x43onnectDraftRequest\x12%\n\x05opens\x18\x01 \x03(\x0b\x32\x16.specwire.v1.OpenDraft\x12&\n\x08\x61\x64vances\x18\x02 \x03(\x0b\x32\x14.specwire.v1.Advance\x12\"\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x12.specwire.v1.Close\x12\x33\n\x0cvocabularies\x18\x04 \x03(\x0b\x32\x1d.specwire.v1.TargetVocabulary\"d\n\x10TargetVocabulary\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_zlib\x18\x02 \x01(\x0c\x12\x12\n\nvocabulary\x18\x03 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\r\"\x91\x01\n\x14\x43onnectDraftResponse\x12(\n\x06opened\x18\x01 \x03(\x0b\x32\x18.specwire.v1.OpenedDraft\x12(\n\tproposals\x18\x02 \x03(\x0b\x32\x15.specwire.v1.Proposal\x12%\n\x07refused\x18\x03 \x03(\x0b\x32\x14.specwire.v1.Refused\"\xd0\x01\n\tOpenDraft\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\x12\x1f\n\x04pace\x18\x05 \x01(\x0b\x32\x11.specwire.v1.Pace\x12\r\n\x05\x65poch\x18\x06 \x01(\x06\x12\x15\n\rprompt_length\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\x1d\n\x0bOpenedDraft\x12\x0e\n\x06handle\x18\x01 \x01(\r\"T\n\x04Pace\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x11\n\trun_ahead\x18\x02 \x01(\r\x12\x18\n\x10\x63onfidence_floor\x18\x03 \x01(\x02\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\"k\n\x07\x41\x64vance\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x1f\n\x04pace\x18\x04 \x01(\x0b\x32\x11.specwire.v1.Pace\x12\r\n\x05\x65poch\x18\x05 \x01(\x06\x32\xb7\x01\n\x0c\x44raftService\x12R\n\x07\x43onnect\x12 .specwire.v1.ConnectDraftRequest\x1a!.specwire.v1.ConnectDraftResponse(\x01\x30\x01\x12S\n\x0cGetModelInfo\x12 .specwire.v1.GetModelInfoRequest\x1a!.specwire.v1.GetModelInfoResponse2R\n\x0f\x44raftHubService\x12?\n\x04Join\x12\x18.specwire.v1.JoinRequest\x1a\x19.specwire.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specwire/v1/draft.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\"p\n\x0bJoinRequest\x12\x30\n\x05model\x18\x01 \x01(\x0b\x32!.specwire.v1.GetModelInfoResponse\x12/\n\x04said\x18\x02 \x01(\x0b\x32!.specwire.v1.ConnectDraftResponse\">\n\x0cJoinResponse\x12.\n\x04told\x18\x01 \x01(\x0b\x32 .specwire.v1.ConnectDraftRequest\"\xbd\x01\n\x13\x43onnectDraftRequest\x12%\n\x05opens\x18\x01 \x03(\x0b\x32\x16.specwire.v1.OpenDraft\x12&\n\x08\x61\x64vances\x18\x02 \x03(\x0b\x32\x14.specwire.v1.Advance\x12\"\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x12.specwire.v1.Close\x12\x33\n\x0cvocabularies\x18\x04 \x03(\x0b\x32\x1d.specwire.v1.TargetVocabulary\"d\n\x10TargetVocabulary\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_zlib\x18\x02 \x01(\x0c\x12\x12\n\nvocabulary\x18\x03 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\r\"\x91\x01\n\x14\x43onnectDraftResponse\x12(\n\x06opened\x18\x01 \x03(\x0b\x32\x18.specwire.v1.OpenedDraft\x12(\n\tproposals\x18\x02 \x03(\x0b\x32\x15.specwire.v1.Proposal\x12%\n\x07refused\x18\x03 \x03(\x0b\x32\x14.specwire.v1.Refused\"\xd0\x01\n\tOpenDraft\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\x12\x1f\n\x04pace\x18\x05 \x01(\x0b\x32\x11.specwire.v1.Pace\x12\r\n\x05\x65poch\x18\x06 \x01(\x06\x12\x15\n\rprompt_length\x18\x07 \x01(\r\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\x1d\n\x0bOpenedDraft\x12\x0e\n\x06handle\x18\x01 \x01(\r\"X\n\x04Pace\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x11\n\trun_ahead\x18\x02 \x01(\r\x12\x1c\n\x10\x63onfidence_floor\x18\x03 \x01(\x02\x42\x02\x18\x01\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\"k\n\x07\x41\x64vance\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x1f\n\x04pace\x18\x04 \x01(\x0b\x32\x11.specwire.v1.Pace\x12\r\n\x05\x65poch\x18\x05 \x01(\x06\x32\xb7\x01\n\x0c\x44raftService\x12R\n\x07\x43onnect\x12 .specwire.v1.ConnectDraftRequest\x1a!.specwire.v1.ConnectDraftResponse(\x01\x30\x01\x12S\n\x0cGetModelInfo\x12 .specwire.v1.GetModelInfoRequest\x1a!.specwire.v1.GetModelInfoResponse2R\n\x0f\x44raftHubService\x12?\n\x04Join\x12\x18.specwire.v1.JoinRequest\x1a\x19.specwire.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specwire.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PACE'].fields_by_name['confidence_floor']._loaded_options = None
+  _globals['_PACE'].fields_by_name['confidence_floor']._serialized_options = b'\030\001'
   _globals['_JOINREQUEST']._serialized_start=66
   _globals['_JOINREQUEST']._serialized_end=178
   _globals['_JOINRESPONSE']._serialized_start=180
@@ -48,11 +50,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENEDDRAFT']._serialized_start=897
   _globals['_OPENEDDRAFT']._serialized_end=926
   _globals['_PACE']._serialized_start=928
-  _globals['_PACE']._serialized_end=1012
-  _globals['_ADVANCE']._serialized_start=1014
-  _globals['_ADVANCE']._serialized_end=1121
-  _globals['_DRAFTSERVICE']._serialized_start=1124
-  _globals['_DRAFTSERVICE']._serialized_end=1307
-  _globals['_DRAFTHUBSERVICE']._serialized_start=1309
-  _globals['_DRAFTHUBSERVICE']._serialized_end=1391
+  _globals['_PACE']._serialized_end=1016
+  _globals['_ADVANCE']._serialized_start=1018
+  _globals['_ADVANCE']._serialized_end=1125
+  _globals['_DRAFTSERVICE']._serialized_start=1128
+  _globals['_DRAFTSERVICE']._serialized_end=1311
+  _globals['_DRAFTHUBSERVICE']._serialized_start=1313
+  _globals['_DRAFTHUBSERVICE']._serialized_end=1395
 # @@protoc_insertion_point(module_scope)

@@ -24,39 +24,52 @@ _sym_db = _symbol_database.Default()
 
 
 from specwire.v1 import common_pb2 as specwire_dot_v1_dot_common__pb2
+from specwire.v1 import draft_pb2 as specwire_dot_v1_dot_draft__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specwire/v1/verify.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\"\x9b\x02\n\x14\x43onnectVerifyRequest\x12 \n\x05opens\x18\x01 \x03(\x0b\x32\x11.specwire.v1.Open\x12(\n\tproposals\x18\x02 \x03(\x0b\x32\x15.specwire.v1.Proposal\x12\'\n\x08progress\x18\x03 \x03(\x0b\x32\x15.specwire.v1.Progress\x12\"\n\x06\x63loses\x18\x04 \x03(\x0b\x32\x12.specwire.v1.Close\x12\x11\n\tforgotten\x18\x05 \x03(\t\x12\'\n\x05texts\x18\x06 \x03(\x0b\x32\x18.specwire.v1.EarlierText\x12.\n\nreferences\x18\x07 \x03(\x0b\x32\x1a.specwire.v1.ReferencePart\"/\n\rReferencePart\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"f\n\x0b\x45\x61rlierText\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\"\xed\x01\n\x15\x43onnectVerifyResponse\x12#\n\x06opened\x18\x01 \x03(\x0b\x32\x13.specwire.v1.Opened\x12&\n\x08verdicts\x18\x02 \x03(\x0b\x32\x14.specwire.v1.Verdict\x12%\n\x07refused\x18\x03 \x03(\x0b\x32\x14.specwire.v1.Refused\x12)\n\x07timings\x18\x04 \x01(\x0b\x32\x18.specwire.v1.StepTimings\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12#\n\x06learnt\x18\x06 \x01(\x0b\x32\x13.specwire.v1.Learnt\"\x88\x04\n\x04Open\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x15\n\rprompt_length\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\'\n\x08stopping\x18\x08 \x01(\x0b\x32\x15.specwire.v1.Stopping\x12\'\n\x08progress\x18\t \x01(\x0b\x32\x15.specwire.v1.Progress\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\x12\x1e\n\x16vocabulary_fingerprint\x18\x0b \x01(\t\x12\x11\n\tledger_us\x18\x0c \x01(\x12\x12\x10\n\x08no_ngram\x18\r \x01(\x08\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x0e \x01(\x0c\x12\x10\n\x08priority\x18\x0f \x01(\x11\x12\r\n\x05\x65poch\x18\x10 \x01(\x06\x12\x12\n\nprediction\x18\x11 \x03(\r\x12\x13\n\x0btraceparent\x18\x12 \x01(\t\x12\x0f\n\x07no_head\x18\x13 \x01(\x08\x12\x12\n\nshare_text\x18\x14 \x01(\x08\x12\x12\n\nhead_alone\x18\x15 \x01(\x08\x12\x0e\n\x06\x61greed\x18\x16 \x01(\x08\x12\x19\n\x11reference_lengths\x18\x17 \x03(\r\"\x7f\n\x06Opened\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0f\n\x07resumed\x18\x04 \x01(\x08\x12\"\n\x04tail\x18\x05 \x03(\x0b\x32\x14.specwire.v1.Verdict\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\r\"H\n\x08Progress\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07\x64urable\x18\x02 \x01(\r\x12\x0e\n\x06\x63redit\x18\x03 \x01(\r\x12\x0b\n\x03\x64ue\x18\x04 \x01(\r\"\xe7\x02\n\x07Verdict\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12&\n\x08outcomes\x18\x05 \x03(\x0e\x32\x14.specwire.v1.Outcome\x12\x0e\n\x06tested\x18\x06 \x01(\r\x12\x30\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x19.specwire.v1.FinishReason\x12\x19\n\x11proposal_delay_us\x18\x08 \x01(\r\x12\x11\n\tledger_us\x18\t \x01(\x12\x12%\n\x04kind\x18\n \x01(\x0e\x32\x17.specwire.v1.SourceKind\x12\x0e\n\x06source\x18\x0b \x01(\r\x12\x10\n\x08\x61nswered\x18\x0c \x01(\r\x12,\n\x08logprobs\x18\r \x03(\x0b\x32\x1a.specwire.v1.TokenLogprobs\x12\x0b\n\x03met\x18\x0e \x01(\r\"\xd8\x01\n\x0bStepTimings\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x12\n\nforward_us\x18\x04 \x01(\r\x12\x11\n\tchoose_us\x18\x05 \x01(\r\x12\x0e\n\x06gap_us\x18\x06 \x01(\r\x12\x11\n\twaited_us\x18\x07 \x01(\r\x12\x18\n\x10\x66orward_ended_ns\x18\x08 \x01(\x04\x12\x10\n\x08plain_us\x18\t \x01(\r\x12\x11\n\tdrafts_us\x18\n \x01(\r\x12\x12\n\ndrafted_us\x18\x0b \x01(\r\"\x8c\x01\n\x0cScoreRequest\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rfrom_position\x18\x02 \x01(\r\x12\x10\n\x03top\x18\x03 \x01(\rH\x00\x88\x01\x01\x12)\n\x06others\x18\x04 \x03(\x0b\x32\x19.specwire.v1.Continuation\x12\x10\n\x08score_id\x18\x05 \x01(\tB\x06\n\x04_top\"\x1e\n\x0c\x43ontinuation\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"e\n\rScoreResponse\x12\x19\n\x11log_probabilities\x18\x01 \x03(\x02\x12*\n\x06scored\x18\x02 \x03(\x0b\x32\x1a.specwire.v1.TokenLogprobs\x12\r\n\x05ranks\x18\x03 \x03(\r2\xfa\x01\n\rVerifyService\x12T\n\x07\x43onnect\x12!.specwire.v1.ConnectVerifyRequest\x1a\".specwire.v1.ConnectVerifyResponse(\x01\x30\x01\x12S\n\x0cGetModelInfo\x12 .specwire.v1.GetModelInfoRequest\x1a!.specwire.v1.GetModelInfoResponse\x12>\n\x05Score\x12\x19.specwire.v1.ScoreRequest\x1a\x1a.specwire.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specwire/v1/verify.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\x1a\x17specwire/v1/draft.proto\"\xc4\x02\n\x14\x43onnectVerifyRequest\x12 \n\x05opens\x18\x01 \x03(\x0b\x32\x11.specwire.v1.Open\x12(\n\tproposals\x18\x02 \x03(\x0b\x32\x15.specwire.v1.Proposal\x12\'\n\x08progress\x18\x03 \x03(\x0b\x32\x15.specwire.v1.Progress\x12\"\n\x06\x63loses\x18\x04 \x03(\x0b\x32\x12.specwire.v1.Close\x12\x11\n\tforgotten\x18\x05 \x03(\t\x12\'\n\x05texts\x18\x06 \x03(\x0b\x32\x18.specwire.v1.EarlierText\x12.\n\nreferences\x18\x07 \x03(\x0b\x32\x1a.specwire.v1.ReferencePart\x12\'\n\x08\x64rafters\x18\x08 \x03(\x0b\x32\x15.specwire.v1.Drafters\"B\n\x08\x44rafters\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12&\n\x08\x64rafters\x18\x02 \x03(\x0b\x32\x14.specwire.v1.Drafter\"O\n\x07\x44rafter\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x10\n\x08known_by\x18\x02 \x01(\t\x12\x14\n\x0cshares_cores\x18\x03 \x01(\x08\x12\x0c\n\x04plan\x18\x04 \x01(\t\"/\n\rReferencePart\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"f\n\x0b\x45\x61rlierText\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\"\xed\x01\n\x15\x43onnectVerifyResponse\x12#\n\x06opened\x18\x01 \x03(\x0b\x32\x13.specwire.v1.Opened\x12&\n\x08verdicts\x18\x02 \x03(\x0b\x32\x14.specwire.v1.Verdict\x12%\n\x07refused\x18\x03 \x03(\x0b\x32\x14.specwire.v1.Refused\x12)\n\x07timings\x18\x04 \x01(\x0b\x32\x18.specwire.v1.StepTimings\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12#\n\x06learnt\x18\x06 \x01(\x0b\x32\x13.specwire.v1.Learnt\"\xb0\x04\n\x04Open\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x15\n\rprompt_length\x18\x06 \x01(\r\x12\'\n\x08sampling\x18\x07 \x01(\x0b\x32\x15.specwire.v1.Sampling\x12\'\n\x08stopping\x18\x08 \x01(\x0b\x32\x15.specwire.v1.Stopping\x12\'\n\x08progress\x18\t \x01(\x0b\x32\x15.specwire.v1.Progress\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\x12\x1e\n\x16vocabulary_fingerprint\x18\x0b \x01(\t\x12\x11\n\tledger_us\x18\x0c \x01(\x12\x12\x10\n\x08no_ngram\x18\r \x01(\x08\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x0e \x01(\x0c\x12\x10\n\x08priority\x18\x0f \x01(\x11\x12\r\n\x05\x65poch\x18\x10 \x01(\x06\x12\x12\n\nprediction\x18\x11 \x03(\r\x12\x13\n\x0btraceparent\x18\x12 \x01(\t\x12\x0f\n\x07no_head\x18\x13 \x01(\x08\x12\x12\n\nshare_text\x18\x14 \x01(\x08\x12\x12\n\nhead_alone\x18\x15 \x01(\x08\x12\x0e\n\x06\x61greed\x18\x16 \x01(\x08\x12\x19\n\x11reference_lengths\x18\x17 \x03(\r\x12&\n\x08\x64rafters\x18\x18 \x03(\x0b\x32\x14.specwire.v1.Drafter\"\xa7\x01\n\x06Opened\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0f\n\x07resumed\x18\x04 \x01(\x08\x12\"\n\x04tail\x18\x05 \x03(\x0b\x32\x14.specwire.v1.Verdict\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\r\x12&\n\x05paces\x18\x07 \x03(\x0b\x32\x17.specwire.v1.SourcePace\"M\n\nSourcePace\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x1f\n\x04pace\x18\x02 \x01(\x0b\x32\x11.specwire.v1.Pace\x12\x0e\n\x06reason\x18\x03 \x01(\t\"L\n\x08Progress\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07\x64urable\x18\x02 \x01(\r\x12\x0e\n\x06\x63redit\x18\x03 \x01(\r\x12\x0f\n\x03\x64ue\x18\x04 \x01(\rB\x02\x18\x01\"\x97\x03\n\x07Verdict\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12&\n\x08outcomes\x18\x05 \x03(\x0e\x32\x14.specwire.v1.Outcome\x12\x0e\n\x06tested\x18\x06 \x01(\r\x12\x30\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x19.specwire.v1.FinishReason\x12\x1d\n\x11proposal_delay_us\x18\x08 \x01(\rB\x02\x18\x01\x12\x11\n\tledger_us\x18\t \x01(\x12\x12%\n\x04kind\x18\n \x01(\x0e\x32\x17.specwire.v1.SourceKind\x12\x0e\n\x06source\x18\x0b \x01(\r\x12\x14\n\x08\x61nswered\x18\x0c \x01(\rB\x02\x18\x01\x12,\n\x08logprobs\x18\r \x03(\x0b\x32\x1a.specwire.v1.TokenLogprobs\x12\x0b\n\x03met\x18\x0e \x01(\r\x12&\n\x05paces\x18\x0f \x03(\x0b\x32\x17.specwire.v1.SourcePace\"\xb3\x01\n\x0bStepTimings\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x12\n\nforward_us\x18\x04 \x01(\r\x12\x11\n\tchoose_us\x18\x05 \x01(\r\x12\x0e\n\x06gap_us\x18\x06 \x01(\r\x12\x11\n\twaited_us\x18\x07 \x01(\r\x12\x18\n\x10\x66orward_ended_ns\x18\x08 \x01(\x04\x12\x12\n\ndrafted_us\x18\x0b \x01(\r\"\x8c\x01\n\x0cScoreRequest\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rfrom_position\x18\x02 \x01(\r\x12\x10\n\x03top\x18\x03 \x01(\rH\x00\x88\x01\x01\x12)\n\x06others\x18\x04 \x03(\x0b\x32\x19.specwire.v1.Continuation\x12\x10\n\x08score_id\x18\x05 \x01(\tB\x06\n\x04_top\"\x1e\n\x0c\x43ontinuation\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"e\n\rScoreResponse\x12\x19\n\x11log_probabilities\x18\x01 \x03(\x02\x12*\n\x06scored\x18\x02 \x03(\x0b\x32\x1a.specwire.v1.TokenLogprobs\x12\r\n\x05ranks\x18\x03 \x03(\r2\xfa\x01\n\rVerifyService\x12T\n\x07\x43onnect\x12!.specwire.v1.ConnectVerifyRequest\x1a\".specwire.v1.ConnectVerifyResponse(\x01\x30\x01\x12S\n\x0cGetModelInfo\x12 .specwire.v1.GetModelInfoRequest\x1a!.specwire.v1.GetModelInfoResponse\x12>\n\x05Score\x12\x19.specwire.v1.ScoreRequest\x1a\x1a.specwire.v1.ScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specwire.v1.verify_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONNECTVERIFYREQUEST']._serialized_start=68
-  _globals['_CONNECTVERIFYREQUEST']._serialized_end=351
-  _globals['_REFERENCEPART']._serialized_start=353
-  _globals['_REFERENCEPART']._serialized_end=400
-  _globals['_EARLIERTEXT']._serialized_start=402
-  _globals['_EARLIERTEXT']._serialized_end=504
-  _globals['_CONNECTVERIFYRESPONSE']._serialized_start=507
-  _globals['_CONNECTVERIFYRESPONSE']._serialized_end=744
-  _globals['_OPEN']._serialized_start=747
-  _globals['_OPEN']._serialized_end=1267
-  _globals['_OPENED']._serialized_start=1269
-  _globals['_OPENED']._serialized_end=1396
-  _globals['_PROGRESS']._serialized_start=1398
-  _globals['_PROGRESS']._serialized_end=1470
-  _globals['_VERDICT']._serialized_start=1473
-  _globals['_VERDICT']._serialized_end=1832
-  _globals['_STEPTIMINGS']._serialized_start=1835
-  _globals['_STEPTIMINGS']._serialized_end=2051
-  _globals['_SCOREREQUEST']._serialized_start=2054
-  _globals['_SCOREREQUEST']._serialized_end=2194
-  _globals['_CONTINUATION']._serialized_start=2196
-  _globals['_CONTINUATION']._serialized_end=2226
-  _globals['_SCORERESPONSE']._serialized_start=2228
-  _globals['_SCORERESPONSE']._serialized_end=2329
-  _globals['_VERIFYSERVICE']._serialized_start=2332
-  _globals['_VERIFYSERVICE']._serialized_end=2582
+  _globals['_PROGRESS'].fields_by_name['due']._loaded_options = None
+  _globals['_PROGRESS'].fields_by_name['due']._serialized_options = b'\030\001'
+  _globals['_VERDICT'].fields_by_name['proposal_delay_us']._loaded_options = None
+  _globals['_VERDICT'].fields_by_name['proposal_delay_us']._serialized_options = b'\030\001'
+  _globals['_VERDICT'].fields_by_name['answered']._loaded_options = None
+  _globals['_VERDICT'].fields_by_name['answered']._serialized_options = b'\030\001'
+  _globals['_CONNECTVERIFYREQUEST']._serialized_start=93
+  _globals['_CONNECTVERIFYREQUEST']._serialized_end=417
+  _globals['_DRAFTERS']._serialized_start=419
+  _globals['_DRAFTERS']._serialized_end=485
+  _globals['_DRAFTER']._serialized_start=487
+  _globals['_DRAFTER']._serialized_end=566
+  _globals['_REFERENCEPART']._serialized_start=568
+  _globals['_REFERENCEPART']._serialized_end=615
+  _globals['_EARLIERTEXT']._serialized_start=617
+  _globals['_EARLIERTEXT']._serialized_end=719
+  _globals['_CONNECTVERIFYRESPONSE']._serialized_start=722
+  _globals['_CONNECTVERIFYRESPONSE']._serialized_end=959
+  _globals['_OPEN']._serialized_start=962
+  _globals['_OPEN']._serialized_end=1522
+  _globals['_OPENED']._serialized_start=1525
+  _globals['_OPENED']._serialized_end=1692
+  _globals['_SOURCEPACE']._serialized_start=1694
+  _globals['_SOURCEPACE']._serialized_end=1771
+  _globals['_PROGRESS']._serialized_start=1773
+  _globals['_PROGRESS']._serialized_end=1849
+  _globals['_VERDICT']._serialized_start=1852
+  _globals['_VERDICT']._serialized_end=2259
+  _globals['_STEPTIMINGS']._serialized_start=2262
+  _globals['_STEPTIMINGS']._serialized_end=2441
+  _globals['_SCOREREQUEST']._serialized_start=2444
+  _globals['_SCOREREQUEST']._serialized_end=2584
+  _globals['_CONTINUATION']._serialized_start=2586
+  _globals['_CONTINUATION']._serialized_end=2616
+  _globals['_SCORERESPONSE']._serialized_start=2618
+  _globals['_SCORERESPONSE']._serialized_end=2719
+  _globals['_VERIFYSERVICE']._serialized_start=2722
+  _globals['_VERIFYSERVICE']._serialized_end=2972
 # @@protoc_insertion_point(module_scope)

@@ -14,11 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from orchestrator.peers.discovery import Place, RegistryFeed, SessionAffinity
 from orchestrator.peers.models import Info, Tokenizers, vocabulary_mismatch
-from orchestrator.peers.peer import AnyPeer, Dialled, DrafterPeer, Experience
+from orchestrator.peers.peer import AnyPeer, Dialled, DrafterPeer
 from orchestrator.pool import chosen_drafter
 from orchestrator.session.drafters import RETRY, SessionDrafter
 from orchestrator.session.verifier import Broken
@@ -28,7 +29,8 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW, Pace, SourceKind, Verdict
 from specwire.core.placement import PlacementRequest
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
-from specwire.core.policy.estimates import Forward, ForwardTimes
+from specwire.core.policy.drafters import LearntDrafters, PlannedStep
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.windows import divided
 from specwire.core.text import Ending, Stopping
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
@@ -60,6 +62,8 @@ FIRST_STEPS = 4
 ROW_SHARE = 0.02
 # Tokens that a drafter which is off is told of at once.
 MOST_UNTOLD = 64
+# All requests know of the drafters what others learnt.
+OWN = b"vllm"
 # A step that takes this many times as long as V(1) is no step: nothing was computed in between.
 PAUSE = 20.0
 
@@ -74,21 +78,10 @@ class VllmRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftingOptions:
-    """plan: see `specwire.core.policy.controller.parse_plan`. ngram: propose from the text itself, too."""
+    """plan: see `specwire.core.policy.drafters.parse_plan`. ngram: propose from the text itself, too."""
 
     plan: str = "auto"
     ngram: bool = True
-
-
-class _Target:
-    """vLLM as a drafter's session sees its verifier: it never waits."""
-
-    waits = False
-
-    def __init__(self, info: Info) -> None:
-        self.info: Info | None = info
-        self.forward_times = ForwardTimes({1: 10_000.0})
-        self.experience = Experience()
 
 
 class Request:
@@ -187,14 +180,14 @@ class Drafting:
             host_id=host_id(),
             cores=core_numbers(),
         )
-        self._target = _Target(self._info)
+        self._learnt = LearntDrafters()
         self._costs: StepCosts | None = None
         self._first_us: list[float] = []
         self._numbers = itertools.count(1)
         self._requests: dict[int, Request] = {}
         # Of the last step: rows' requests, what their drafters are to be told, and when it ended.
         self._rows: list[Request | None] = []
-        self._untold: list[tuple[Request, Verdict, Forward | None]] = []
+        self._untold: list[Request] = []
         self._ended_us: float | None = None
         self._offered = False
         self._dialled = Dialled(tls, token, Tokenizers(), lambda: None, {})
@@ -298,10 +291,8 @@ class Drafting:
     def settle(self) -> None:
         """Tell drafters what the step decided, and find one for who has none: vLLM does not wait for that."""
         untold, self._untold = self._untold, []
-        for request, verdict, forward in untold:
+        for request in untold:
             with self._containing(request):
-                if request.drafter is not None:
-                    request.drafter.observe(verdict, forward, shown=False)
                 if request.drafter is not None:
                     self._advance(request, request.drafter)
         self._offered = any(each is not None and each.session.best.nodes for each in self._rows)
@@ -365,7 +356,7 @@ class Drafting:
         """took_us: what the step took that these rows had to themselves; None where others shared it."""
         decoding = [each for each in requests if each is not None]
         windows, sessions = sum(len(each.window) for each in decoding), len(decoding)
-        plain_us, forward = self._measured(sessions, windows, now_us, took_us)
+        plain_us = self._measured(sessions, windows, took_us)
         for at, (row, request) in enumerate(zip(rows, requests, strict=True)):
             if request is None:
                 continue
@@ -376,35 +367,38 @@ class Drafting:
             with self._containing(request):
                 part = part_of(len(request.window), windows, sessions)
                 verdict = request.decide(row.decided)
-                answered = request.running.decided(now_us, len(verdict.tokens), StepCharge(plain_us, part=part))
-                verdict = verdict._replace(answered=answered.source, delay_us=round(answered.delay_us))
+                request.running.decided(now_us, len(verdict.tokens), StepCharge(plain_us, part=part))
+                self._plan(request, verdict, sessions)
                 if request.drafter is not None:
-                    self._untold.append((request, verdict, forward))
+                    self._untold.append(request)
 
-    def _measured(
-        self, sessions: int, windows: int, now_us: float, took_us: float | None
-    ) -> tuple[float | None, Forward | None]:
-        """Learn what steps take. Returns a plain step's time where this was none, and the forward for drafters."""
+    def _plan(self, request: Request, verdict: Verdict, sessions: int) -> None:
+        if self._costs is None:
+            return
+        spare_us = request.session.ledger.spare_us(self._costs.plain(1))
+        for each in request.running.planned(verdict, PlannedStep(sessions, self._costs.of, spare_us)):
+            request.pace = each.pace
+
+    def _measured(self, sessions: int, windows: int, took_us: float | None) -> float | None:
+        """Learn what steps take. Returns a plain step's time where this was none."""
         if took_us is None or not sessions:
-            return None, None
+            return None
         if self._costs is None:
             if not windows:
                 self._learn_first(took_us)
-            return None, None
+            return None
         costs = self._costs
         if took_us > PAUSE * costs.plain(sessions):
             costs.interrupted()
-            return None, None
-        plain_us = costs.observe(sessions, sessions + windows, took_us, 0.0, drafting=False, waited=False)
-        return plain_us, Forward(now_us, took_us, sessions, *costs.told(sessions))
+            return None
+        return costs.observe(sessions, sessions + windows, took_us, 0.0, waited=False)
 
     def _learn_first(self, took_us: float) -> None:
         self._first_us.append(took_us)
         if len(self._first_us) == FIRST_STEPS:
             plain_us = sorted(self._first_us)[FIRST_STEPS // 2]
             widths = range(1, MOST_WINDOW + 2)
-            self._target.forward_times = ForwardTimes({m: plain_us * (1 + ROW_SHARE * (m - 1)) for m in widths})
-            self._costs = StepCosts(self._target.forward_times)
+            self._costs = StepCosts(ForwardTimes({m: plain_us * (1 + ROW_SHARE * (m - 1)) for m in widths}))
 
     def _windows(self, requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
         costs = self._costs
@@ -446,8 +440,8 @@ class Drafting:
             lambda lost: self._part(request, lost),
             lambda refuser, _: self._refused(request, refuser),
         )
-        drafter.use_verifier(self._target, again=False)
-        drafter.begin(shown=False)
+        request.session.assign([drafter.told(self._info)], partial(self._learnt.of, OWN), waits=False)
+        drafter.begin(self._info, shown=False)
 
     def _advance(self, request: Request, drafter: SessionDrafter) -> None:
         """Tell its drafter what was decided; one that knows that it is off hears it when it is to draft again."""
@@ -467,8 +461,6 @@ class Drafting:
                     tokens = tuple(request.session.text.tokens)
                     request.told, request.paced = len(tokens), pace
                     request.drafter.open(messages.OpenDrafter(source, tokens, pace), 0, NO_SPAN)
-            case messages.PacePlanned(_, pace):
-                request.pace = pace
             case messages.ProposalArrived(common_pb2.Proposal() as proposal):
                 request.running.propose(convert.proposal_from_wire(proposal), self._now_s() * 1e6)
                 self._offered = True
@@ -478,8 +470,8 @@ class Drafting:
     def _part(self, request: Request, lost: SessionDrafter) -> None:
         """Its drafter is gone: another one takes over at the next step."""
         if request.drafter is lost:
-            lost.bequeath(self._target)
             request.session.chains.drop(lost.source)
+            request.session.assign([], partial(self._learnt.of, OWN), waits=False)
             request.drafter = None
 
     def _refused(self, request: Request, refuser: SessionDrafter) -> None:
@@ -499,6 +491,5 @@ class Drafting:
     def _forget(self, request: Request) -> None:
         del self._requests[request.number]
         if (drafter := request.drafter) is not None:
-            drafter.bequeath(self._target)
             drafter.close()
             request.drafter = None

@@ -52,8 +52,8 @@ def test_the_best_setting_is_the_fastest_over_all_sessions_and_not_over_the_firs
 def test_sessions_learn_from_those_before_them() -> None:
     (cell,) = sessions_of(WanCell(0.0, 1.0, 0.9, 0.0), 1, TOKENS)
     first = sim.simulate(cell)
-    heir = first.planner.successor(cell.cost.measured(), cell.shared_host)
-    assert experienced([cell]) == sim.simulate(cell, planner=heir).tokens_per_second != first.tokens_per_second
+    again = sim.simulate(cell, learnt=first.learnt)
+    assert experienced([cell]) == again.tokens_per_second != first.tokens_per_second
 
 
 def test_the_command_refuses_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -181,18 +181,6 @@ def a_paused_drafter_is_not_told_what_it_missed(patch: Patch) -> None:
     patch.setattr(Advised, "advance", forgetful)
 
 
-def one_drafter_s_plan_is_told_to_another(patch: Patch) -> None:
-    original = Session._on_pace
-
-    def confused(self: Session, event: messages.PacePlanned) -> list[messages.Effect]:
-        return [
-            replace(e, source=max(self.drafters)) if isinstance(e, messages.AdvanceDrafter) else e
-            for e in original(self, event)
-        ]
-
-    patch.setattr(Session, "_on_pace", confused)
-
-
 def only_the_first_drafter_is_closed(patch: Patch) -> None:
     original = Session._close_drafters
     patch.setattr(Session, "_close_drafters", lambda self: original(self)[:1])
@@ -532,7 +520,6 @@ MISTAKES = [
     only_the_first_drafter_is_told,
     one_drafter_s_loss_is_taken_for_all,
     a_paused_drafter_is_not_told_what_it_missed,
-    one_drafter_s_plan_is_told_to_another,
     only_the_first_drafter_is_closed,
     emit_before_append,
     two_appends_in_flight,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specwire.core.draft import DraftSession
-from specwire.core.messages import AdvanceDrafter, Effect, OpenDrafter, Pace
+from specwire.core.messages import FIRST_PACE, AdvanceDrafter, Effect, OpenDrafter, Pace
 from specwire.core.session import Advised
 from specwire.core.text import Text
 
@@ -11,7 +11,12 @@ AWAKE, PAUSED = Pace(2, 4), Pace(1, 0)
 
 
 def advised(pace: Pace = AWAKE) -> Advised:
-    return Advised(7, pace, due=2)
+    return Advised(7, pace)
+
+
+def plan(drafter: Advised, text: Text, pace: Pace) -> list[Effect]:
+    drafter.plan(pace)
+    return drafter.tell(text)
 
 
 def decide(drafter: Advised, text: Text, *tokens: int) -> list[Effect]:
@@ -31,17 +36,27 @@ def test_what_is_decided_is_told_at_once() -> None:
 
 def test_one_that_is_paused_hears_it_when_it_goes_on() -> None:
     text, drafter = Text([1, 2]), advised()
-    assert drafter.plan(text, PAUSED, 0) == [AdvanceDrafter(7, 2, (), PAUSED)]
+    assert plan(drafter, text, PAUSED) == [AdvanceDrafter(7, 2, (), PAUSED)]
     assert decide(drafter, text, 3) == decide(drafter, text, 4) == []
-    assert drafter.plan(text, PAUSED, 0) == []
-    assert drafter.plan(text, AWAKE, 2) == [AdvanceDrafter(7, 2, (3, 4), AWAKE)]
+    assert plan(drafter, text, PAUSED) == []
+    assert plan(drafter, text, AWAKE) == [AdvanceDrafter(7, 2, (3, 4), AWAKE)]
     assert decide(drafter, text, 5) == [AdvanceDrafter(7, 4, (5,), AWAKE)]
 
 
-def test_a_plan_that_differs_in_what_is_due_only_is_not_its_business() -> None:
-    drafter = advised()
-    assert drafter.plan(Text([1, 2]), AWAKE, 0) == []
-    assert drafter.due == 0
+def test_a_new_pace_goes_with_what_is_decided() -> None:
+    text, drafter = Text([1, 2]), advised()
+    drafter.plan(PAUSED)
+    assert decide(drafter, text, 3) == [AdvanceDrafter(7, 2, (3,), PAUSED)]
+    assert decide(drafter, text, 4) == []
+    drafter.plan(AWAKE)
+    assert decide(drafter, text, 5) == [AdvanceDrafter(7, 3, (4, 5), AWAKE)]
+
+
+def test_one_that_is_shown_drafts_although_it_is_to_pause() -> None:
+    text, drafter = Text([1, 2]), Advised(7, AWAKE, shown=True)
+    assert plan(drafter, text, PAUSED) == [AdvanceDrafter(7, 2, (), FIRST_PACE)]
+    assert decide(drafter, text, 3) == [AdvanceDrafter(7, 2, (3,), FIRST_PACE)]
+    assert plan(drafter, text, AWAKE) == [AdvanceDrafter(7, 3, (), AWAKE)]
 
 
 def test_a_new_verifier_gets_a_new_chain_also_after_a_pause() -> None:
@@ -49,13 +64,13 @@ def test_a_new_verifier_gets_a_new_chain_also_after_a_pause() -> None:
         text, drafter = Text([1, 2, 3]), advised()
         drafting = DraftSession(text.tokens, AWAKE)
         for token in (4, 5):
-            drafting.drafted(token, 1.0)
+            drafting.drafted(token)
         first = drafting.take_proposal()
         assert first is not None
         assert first.chain == 0
-        effects = drafter.plan(text, PAUSED, 0) if paused else []
+        effects = plan(drafter, text, PAUSED) if paused else []
         effects += drafter.restart(text)
-        effects += drafter.plan(text, AWAKE, 2)
+        effects += plan(drafter, text, AWAKE)
         for effect in effects:
             assert isinstance(effect, AdvanceDrafter)
             drafting.advance(effect.position, effect.tokens, effect.pace)

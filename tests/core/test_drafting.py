@@ -14,17 +14,17 @@ from specwire.core.text import hash_of
 PROMPT = [4, 0, 2]
 
 
-def drafted(*tokens: int, pace: Pace = Pace(2, 4), confidence: float = 1.0) -> DraftSession:  # noqa: B008 # frozen
+def drafted(*tokens: int, pace: Pace = Pace(2, 4)) -> DraftSession:  # noqa: B008 # frozen
     session = DraftSession(PROMPT, pace)
     for token in tokens:
-        session.drafted(token, confidence)
+        session.drafted(token)
     return session
 
 
 def test_a_chunk_is_due_when_it_is_full() -> None:
     session = drafted(5)
     assert session.take_proposal() is None
-    session.drafted(6, 1.0)
+    session.drafted(6)
     assert session.take_proposal() == Proposal(0, 0, 3, 0, (5, 6), hash_of(PROMPT))
     assert session.take_proposal() is None
 
@@ -58,7 +58,7 @@ def test_an_advance_that_agrees_lets_the_chain_go_on() -> None:
     session.take_proposal()
     assert session.advance(3, (5, 6), Pace(2, 4)) == 6
     assert (session.chain, session.base, session.decided, session.line[3:]) == (0, 3, 5, [5, 6, 7])
-    session.drafted(8, 1.0)
+    session.drafted(8)
     assert session.take_proposal() == Proposal(0, 0, 3, 2, (7, 8), None)
 
 
@@ -68,8 +68,8 @@ def test_full_acceptance_and_the_bonus_token_start_a_chain_behind_it() -> None:
     assert session.advance(3, (5, 6, 9), Pace(2, 4)) == 5
     assert session.line == [*PROMPT, 5, 6, 9]
     assert (session.chain, session.base, session.decided) == (1, 6, 6)
-    session.drafted(1, 1.0)
-    session.drafted(2, 1.0)
+    session.drafted(1)
+    session.drafted(2)
     assert session.take_proposal() == Proposal(0, 1, 6, 0, (1, 2), hash_of([*PROMPT, 5, 6, 9]))
 
 
@@ -125,9 +125,9 @@ def test_tokens_decided_before_they_were_proposed_are_left_out() -> None:
 
 def test_a_full_context_ends_the_drafting_and_sends_what_there_is() -> None:
     session = DraftSession(PROMPT, Pace(4, 4), chain=7, context=5)
-    session.drafted(5, 1.0)
+    session.drafted(5)
     assert session.wants_token
-    session.drafted(6, 1.0)
+    session.drafted(6)
     assert not session.wants_token
     assert session.take_proposal() == Proposal(0, 7, 3, 0, (5, 6), hash_of(PROMPT))
 
@@ -139,35 +139,15 @@ def test_an_advance_beyond_the_decided_text_is_desynchronised_and_changes_nothin
     assert (session.line, session.decided, session.pace) == ([*PROMPT, 5, 6], 3, Pace(2, 4))
 
 
-def test_the_floor_stops_a_doubtful_chain_and_sends_what_there_is() -> None:
-    session = drafted(5, pace=Pace(8, 8, confidence_floor=0.5), confidence=0.6)
-    assert session.wants_token
-    session.drafted(6, 0.6)
-    assert not session.wants_token
-    proposal = session.take_proposal()
-    assert proposal is not None
-    assert proposal.tokens == (5, 6)
-
-
-def test_decided_tokens_leave_the_doubt_behind() -> None:
-    session = drafted(5, 6, pace=Pace(8, 8, confidence_floor=0.5), confidence=0.6)
-    session.advance(3, (5,), session.pace)
-    assert session.wants_token
-    session.advance(4, (6,), session.pace)
-    assert session.wants_token
-    assert session.in_flight == 0
-
-
 @pytest.mark.parametrize(
     ("field", "pace"),
     [
-        ("chunk", (0, 4, 0.0)),
-        ("run_ahead", (1, -1, 0.0)),
-        ("confidence_floor", (1, 1, 1.0)),
-        ("confidence_floor", (1, 1, -0.1)),
+        ("chunk", (0, 4, 1)),
+        ("run_ahead", (1, -1, 1)),
+        ("branches", (1, 1, 0)),
     ],
 )
-def test_a_bad_pace_is_refused(field: str, pace: tuple[int, int, float]) -> None:
+def test_a_bad_pace_is_refused(field: str, pace: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidParameter, match=field):
         Pace(*pace)
 
@@ -186,7 +166,7 @@ def test_rollback_leaves_a_cache_that_holds_the_text(
     for step in steps:
         if isinstance(step, int):
             if session.wants_token:
-                session.drafted(step, 1.0)
+                session.drafted(step)
         else:
             position = max(0, session.decided + step[0])
             decided = decided[:position] + step[1]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.policy.costs import MOST_AWAITED, Expectation, Expectations
+from specwire.core.policy.costs import MOST_AWAITED, Expectation, Expectations, Turn
 from specwire.core.policy.tunables import TRIAL_VERDICTS
 
 PLAIN = 1000.0
@@ -46,10 +46,9 @@ def test_answer_to_an_older_verdict_is_measured_from_that_one() -> None:
     expectation = Expectation()
     expectation.verdict(5, 0.0, waited=False)
     expectation.verdict(6, 1000.0, waited=False)
-    expectation.proposal(5, 0, 1200.0, live=True)
+    assert expectation.proposal(5, 0, 1200.0, live=True) == 1200.0
     assert expectation.delay_us == 1200.0
-    assert expectation.take_delay() == 1200.0
-    assert expectation.take_delay() == 0.0
+    assert expectation.proposal(5, 4, 1300.0, live=True) == 0.0, "it goes on"
 
 
 def test_chunk_of_a_chain_that_goes_on_answers_the_last_verdict() -> None:
@@ -146,16 +145,17 @@ def test_one_that_is_gone_is_not_waited_for_long() -> None:
     assert due.source == 1
 
 
-def test_every_source_s_delay_is_told_in_its_turn() -> None:
+def test_an_answer_of_more_tokens_than_before_is_expected_later_and_waited_for_as_planned() -> None:
     expectations = Expectations()
-    assert expectations.verdict(5, 0.0, waited=False) == (0, 0.0)
-    expectations.proposal(1, 5, 0, 100.0, live=True)
-    expectations.proposal(2, 5, 0, 700.0, live=False)
-    assert expectations.verdict(6, 1000.0, waited=False) == (1, 100.0)
-    expectations.proposal(1, 6, 0, 1100.0, live=True)
-    assert expectations.verdict(7, 2000.0, waited=False) == (2, 700.0)
-    assert expectations.verdict(8, 3000.0, waited=False) == (1, 100.0)
-    assert expectations.verdict(9, 4000.0, waited=False) == (0, 0.0)
+    for index in range(20):
+        expectations.verdict(index, 10_000.0 * index, waited=False)
+        expectations.proposal(1, index, 0, 10_000.0 * index + 900.0, True, Turn(4, 200.0))
+    expectations.verdict(20, 1e6, waited=False)
+    for tokens, later_us in ((4, 0.0), (8, 800.0), (2, -400.0)):
+        due = expectations.due(PLAIN, {1: Turn(tokens, 200.0)})
+        assert due is not None
+        assert due.expected_us == pytest.approx(1e6 + 900.0 + later_us, abs=1)
+        assert due.chance == 1.0
 
 
 def test_before_anybody_proposed_the_guess_is_that_of_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specwire.core.messages import Discipline, Pace, Plan
-from specwire.core.policy.controller import InvalidPlan, branches_of, parse_plan
+from specwire.core.policy.drafters import InvalidPlan, branches_of, parse_plan
 
 
 def test_plans_are_read() -> None:

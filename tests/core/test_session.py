@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from specwire.core import messages
-from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, Verdict
+from specwire.core.messages import FIRST_PACE, FinishReason, Outcome, Pace, Proposal, SourcePace, Verdict
 from specwire.core.session import TRANSITIONS, IllegalEvent, Session, State
 from specwire.core.text import Text
 from tests.core.script import LetterScanner
@@ -150,9 +150,9 @@ def test_what_may_begin_a_stop_string_is_withheld_until_the_end() -> None:
 
 def test_it_opens_from_the_durable_text_with_a_new_attach() -> None:
     subject = session()
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(1, PROMPT, 2, 10, 0)]
+    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(1, PROMPT, 2, 10)]
     subject.handle(messages.VerifierLost())
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(2, PROMPT, 2, 10, 0)]
+    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(2, PROMPT, 2, 10)]
 
 
 def test_it_reopens_once_all_that_was_decided_is_durable() -> None:
@@ -164,7 +164,7 @@ def test_it_reopens_once_all_that_was_decided_is_durable() -> None:
     assert kinds(subject.handle(messages.Appended())) == ["Emit", "Append"]
     effects = subject.handle(messages.Appended())
     assert kinds(effects) == ["Emit", "OpenVerifier"]
-    assert effects[1] == messages.OpenVerifier(2, (1, 2, 1, 2), 4, 10, 0)
+    assert effects[1] == messages.OpenVerifier(2, (1, 2, 1, 2), 4, 10)
 
 
 def test_what_was_decided_without_a_link_is_told_behind_opened() -> None:
@@ -247,7 +247,7 @@ def test_credit_rises_when_half_the_buffer_is_earned() -> None:
     subject.handle(verdict(2, 1, 1, 1, 1))
     subject.handle(messages.Appended())
     assert subject.handle(messages.ClientTook(5)) == []
-    assert subject.handle(messages.ClientTook(6)) == [messages.SendProgress(6, 14, 0)]
+    assert subject.handle(messages.ClientTook(6)) == [messages.SendProgress(6, 14)]
     assert subject.handle(messages.ClientTook(4)) == []
     assert subject.taken == 6
 
@@ -257,16 +257,16 @@ def test_a_client_that_takes_nothing_earns_nothing() -> None:
     subject.handle(verdict(2, 1, 1))
     assert kinds(subject.handle(messages.Appended())) == ["Emit"]
     subject.handle(messages.VerifierLost())
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(2, (1, 2, 1, 1), 4, 4, 0)]
+    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(2, (1, 2, 1, 1), 4, 4)]
     assert subject.handle(messages.ClientTook(4)) == []
-    assert subject.handle(messages.VerifierOpened(2, 4)) == [messages.SendProgress(4, 6, 0)]
+    assert subject.handle(messages.VerifierOpened(2, 4)) == [messages.SendProgress(4, 6)]
 
 
 def test_a_buffer_of_one_lets_one_token_through_at_a_time() -> None:
     subject = running(buffer=1)
     subject.handle(verdict(2, 1))
     subject.handle(messages.Appended())
-    assert subject.handle(messages.ClientTook(3)) == [messages.SendProgress(3, 4, 0)]
+    assert subject.handle(messages.ClientTook(3)) == [messages.SendProgress(3, 4)]
     assert subject.handle(messages.ClientTook(3)) == []
 
 
@@ -281,34 +281,44 @@ def test_a_buffer_of_nothing_is_refused() -> None:
 def test_a_drafter_opens_with_the_whole_decided_text() -> None:
     subject = running()
     subject.handle(verdict(2, 1))
-    assert subject.handle(messages.DrafterReady(3)) == [messages.OpenDrafter(3, (1, 2, 1), Pace())]
+    told = messages.OpenDrafter(3, (1, 2, 1), Pace()), messages.TellDrafters((3,))
+    assert subject.handle(messages.DrafterReady(3)) == [*told]
 
 
-def test_what_is_due_follows_the_drafter_s_presence() -> None:
-    subject = running()
-    plan = Pace(4, 4), 4
-    assert subject.handle(messages.PacePlanned(1, *plan)) == [], "nobody is there"
-    assert subject.handle(messages.DrafterReady(1, *plan)) == [
-        messages.OpenDrafter(1, PROMPT, plan[0]),
-        messages.SendProgress(2, 10, 4),
-    ]
-    assert subject.handle(messages.PacePlanned(1, Pace(4, 4), 3)) == [messages.SendProgress(2, 10, 3)]
-    assert subject.handle(messages.DrafterLost(1)) == [messages.SendProgress(2, 10, 0)]
+def test_the_verifier_is_told_who_drafts() -> None:
+    subject = session()
+    assert kinds(subject.handle(messages.DrafterReady(1))) == ["OpenDrafter"], "nobody is there to be told"
+    assert subject.handle(messages.VerifierReady())[0] == messages.OpenVerifier(1, PROMPT, 2, 10, (1,))
+    assert messages.TellDrafters((1, 2)) in subject.handle(messages.DrafterReady(2))
+    assert subject.handle(messages.DrafterLost(1)) == [messages.TellDrafters((2,))]
 
 
-def test_a_plan_made_while_opening_is_told_when_open() -> None:
+def planned(position: int, *paces: SourcePace, tokens: tuple[int, ...] = (3,)) -> messages.VerdictArrived:
+    return messages.VerdictArrived(1, Verdict(position, tokens, (D,) * len(tokens), 0, paces=paces))
+
+
+def test_a_verifier_that_opens_plans_at_once() -> None:
     subject = session()
     subject.handle(messages.VerifierReady())
     subject.handle(messages.DrafterReady(1))
-    subject.handle(messages.PacePlanned(1, Pace(2, 2), 2))
-    assert subject.handle(messages.VerifierOpened(1, 2)) == [messages.SendProgress(2, 10, 2)]
+    opened = messages.VerifierOpened(1, 2, (SourcePace(1, Pace(1, 9)), SourcePace(7, Pace(1, 1))))
+    assert subject.handle(opened) == [messages.AdvanceDrafter(1, 2, (), Pace(1, 9))]
 
 
-def test_a_changed_pace_wakes_the_drafter() -> None:
+def test_a_pace_goes_with_the_tokens_of_its_verdict() -> None:
     subject = running()
     subject.handle(messages.DrafterReady(1))
-    assert subject.handle(messages.PacePlanned(1, Pace(1, 9), 0)) == [messages.AdvanceDrafter(1, 2, (), Pace(1, 9))]
-    assert subject.handle(messages.PacePlanned(1, Pace(1, 9), 0)) == []
+    assert subject.handle(planned(2, SourcePace(1, Pace(1, 9))))[0] == messages.AdvanceDrafter(1, 2, (3,), Pace(1, 9))
+    assert subject.handle(planned(3, SourcePace(1, Pace(1, 9))))[0] == messages.AdvanceDrafter(1, 3, (3,), Pace(1, 9))
+
+
+def test_a_drafter_whose_drafts_are_shown_goes_on() -> None:
+    subject = running()
+    subject.handle(messages.DrafterReady(1, Pace(1, 0)))
+    assert subject.handle(messages.DraftsShown(2, True)) == [], "nobody is there"
+    assert subject.handle(messages.DraftsShown(1, True)) == [messages.AdvanceDrafter(1, 2, (), FIRST_PACE)]
+    assert subject.handle(messages.DraftsShown(1, True)) == []
+    assert subject.handle(messages.DraftsShown(1, False)) == [messages.AdvanceDrafter(1, 2, (), Pace(1, 0))]
 
 
 def test_a_drafter_of_other_weights_draws_in_an_epoch_of_its_own() -> None:
@@ -317,7 +327,7 @@ def test_a_drafter_of_other_weights_draws_in_an_epoch_of_its_own() -> None:
     subject.handle(verdict(2, 1))
     subject.handle(messages.Appended())
     assert subject.handle(messages.DrafterReady(2, renews=True)) == [
-        messages.OpenVerifier(2, (1, 2, 1), 3, subject.credit, 0),
+        messages.OpenVerifier(2, (1, 2, 1), 3, subject.credit, (2,)),
         messages.OpenDrafter(2, (1, 2, 1), Pace()),
     ]
     assert (subject.state, subject.attach) == (State.OPENING, 2)
@@ -328,15 +338,16 @@ def test_a_drafter_of_other_weights_draws_in_an_epoch_of_its_own() -> None:
 def test_it_is_told_nothing_before_that_epoch_begins() -> None:
     subject = running()
     subject.handle(verdict(2, 1))
-    for event in (messages.DrafterReady(2, renews=True), messages.PacePlanned(2, Pace(2, 2), 2), verdict(3, 1)):
+    for event in (messages.DrafterReady(2, renews=True), planned(3, SourcePace(2, Pace(2, 2)))):
         assert subject.handle(event) == [], "the append is under way"
     emit, *opening = subject.handle(messages.Appended())
     assert isinstance(emit, messages.Emit)
     assert opening == [
-        messages.OpenVerifier(2, (1, 2, 1), 3, subject.credit, 2),
-        messages.OpenDrafter(2, (1, 2, 1), Pace(2, 2)),
+        messages.OpenVerifier(2, (1, 2, 1), 3, subject.credit, (2,)),
+        messages.OpenDrafter(2, (1, 2, 1), Pace()),
     ]
-    assert subject.handle(messages.PacePlanned(2, Pace(3, 3), 2)) == [messages.AdvanceDrafter(2, 3, (), Pace(3, 3))]
+    opened = messages.VerifierOpened(2, 3, (SourcePace(2, Pace(3, 3)),))
+    assert subject.handle(opened) == [messages.AdvanceDrafter(2, 3, (), Pace(3, 3))]
 
 
 def test_where_no_verifier_is_there_the_next_one_s_epoch_will_do() -> None:
@@ -356,22 +367,20 @@ def test_the_loss_of_a_former_drafter_means_nothing() -> None:
 def test_each_drafter_is_told_at_its_own_pace() -> None:
     subject = running()
     quick, paused = Pace(4, 8), Pace(1, 0)
-    subject.handle(messages.DrafterReady(1, quick, 2))
-    assert subject.handle(messages.DrafterReady(2, paused, 0)) == [messages.OpenDrafter(2, PROMPT, paused)]
+    subject.handle(messages.DrafterReady(1, quick))
+    assert subject.handle(messages.DrafterReady(2, paused))[0] == messages.OpenDrafter(2, PROMPT, paused)
     assert subject.handle(verdict(2, 3))[0] == messages.AdvanceDrafter(1, 2, (3,), quick)
     slow = Pace(1, 1)
-    assert subject.handle(messages.PacePlanned(2, slow, 0)) == [messages.AdvanceDrafter(2, 2, (3,), slow)]
-    told = [effect for effect in subject.handle(verdict(3, 4)) if isinstance(effect, messages.AdvanceDrafter)]
-    assert told == [messages.AdvanceDrafter(1, 3, (4,), quick), messages.AdvanceDrafter(2, 3, (4,), slow)]
+    effects = subject.handle(planned(3, SourcePace(2, slow), tokens=(4,)))
+    told = [effect for effect in effects if isinstance(effect, messages.AdvanceDrafter)]
+    assert told == [messages.AdvanceDrafter(1, 3, (4,), quick), messages.AdvanceDrafter(2, 2, (3, 4), slow)]
 
 
 def test_the_loss_of_one_drafter_leaves_the_other_what_it_was() -> None:
     subject = running()
-    subject.handle(messages.DrafterReady(1, Pace(4, 4), 4))
-    assert subject.handle(messages.DrafterReady(2, Pace(2, 2), 2)) == [messages.OpenDrafter(2, PROMPT, Pace(2, 2))], (
-        "4 stays due"
-    )
-    assert subject.handle(messages.DrafterLost(1)) == [messages.SendProgress(2, 10, 2)]
+    subject.handle(messages.DrafterReady(1, Pace(4, 4)))
+    subject.handle(messages.DrafterReady(2, Pace(2, 2)))
+    assert subject.handle(messages.DrafterLost(1)) == [messages.TellDrafters((2,))]
     of_one, of_other = (Proposal(source, 0, 2, 0, (1,), 7) for source in (1, 2))
     assert subject.handle(messages.ProposalArrived(of_one)) == []
     assert subject.handle(messages.ProposalArrived(of_other)) == [messages.RelayProposal(of_other)]
@@ -465,7 +474,7 @@ def test_nothing_follows_the_end() -> None:
         messages.DrafterReady(4),
         messages.DrafterLost(4),
         messages.ProposalArrived(Proposal(4, 0, 2, 0, (1,), 0)),
-        messages.PacePlanned(4, Pace(1, 1), 1),
+        messages.DraftsShown(4, True),
         messages.ClientTook(2),
         messages.Appended(),
         messages.EndRequested(FinishReason.ERROR, "late"),
@@ -572,8 +581,8 @@ def test_a_paused_drafter_hears_all_that_it_missed_when_it_goes_on() -> None:
     subject = running()
     subject.handle(messages.DrafterReady(1))
     paused, awake = Pace(1, 0), Pace(4, 4)
-    assert subject.handle(messages.PacePlanned(1, paused, 0)) == [messages.AdvanceDrafter(1, 2, (), paused)]
-    assert "AdvanceDrafter" not in kinds(subject.handle(verdict(2, 3)))
+    assert subject.handle(planned(2, SourcePace(1, paused)))[0] == messages.AdvanceDrafter(1, 2, (3,), paused)
     assert "AdvanceDrafter" not in kinds(subject.handle(verdict(3, 4, 5)))
-    assert subject.handle(messages.PacePlanned(1, awake, 4))[0] == messages.AdvanceDrafter(1, 2, (3, 4, 5), awake)
-    assert messages.AdvanceDrafter(1, 5, (6,), awake) in subject.handle(verdict(5, 6))
+    back = planned(5, SourcePace(1, awake), tokens=(6,))
+    assert subject.handle(back)[0] == messages.AdvanceDrafter(1, 3, (4, 5, 6), awake)
+    assert messages.AdvanceDrafter(1, 6, (7,), awake) in subject.handle(verdict(6, 7))

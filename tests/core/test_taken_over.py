@@ -162,7 +162,7 @@ class Deployment:
         drafter = self.drafter
         while (proposal := drafter.take_proposal()) is None and drafter.wants_token:
             text = tuple(drafter.line)
-            drafter.drafted(self.epoch.world.draft(text), 1.0, self.epoch.world.weights(text))
+            drafter.drafted(self.epoch.world.draft(text), self.epoch.world.weights(text))
         if proposal is not None:
             self.sent.append(replace(proposal, source=1))
             self.verifier.offer(self.sent[-1])

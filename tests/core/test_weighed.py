@@ -21,7 +21,7 @@ def proposal(
     *tokens: int, base: int = 3, offset: int = 0, epoch: int = EPOCH, weights: Weights | None = W, source: int = 1
 ) -> Proposal:
     given = (weights,) * len(tokens) if weights is not None else ()
-    return Proposal(source, 0, base, offset, tokens, hash_of(PROMPT[:base]), 0.0, given, epoch)
+    return Proposal(source, 0, base, offset, tokens, hash_of(PROMPT[:base]), given, epoch)
 
 
 def opened(sampling: Sampling, credit: int = 50) -> VerifySession:
@@ -144,29 +144,29 @@ def test_without_finite_logits_one_token_at_a_time_is_still_tested() -> None:
 
 
 def drafting(chunk: int = 2, run_ahead: int = 6) -> DraftSession:
-    return DraftSession(PROMPT, Pace(chunk, run_ahead, 0.5), weighed=True, epoch=EPOCH)
+    return DraftSession(PROMPT, Pace(chunk, run_ahead), weighed=True, epoch=EPOCH)
 
 
-def test_doubt_stops_no_chain_and_estimates_nothing() -> None:
+def test_a_chunk_tells_what_each_token_was_drawn_from() -> None:
     session = drafting()
     for token in (5, 6):
-        session.drafted(token, 0.01, W)
+        session.drafted(token, W)
         assert session.wants_token
     sent = session.take_proposal()
     assert sent is not None
-    assert (sent.tokens, sent.weights, sent.expected, sent.epoch) == ((5, 6), (W, W), 0.0, EPOCH)
+    assert (sent.tokens, sent.weights, sent.epoch) == ((5, 6), (W, W), EPOCH)
 
 
 def test_a_chunk_s_length_is_fixed_before_its_first_token() -> None:
     session = drafting(chunk=3)
-    session.drafted(5, 1.0, W)
+    session.drafted(5, W)
     session.advance(3, (), Pace(1, 6), EPOCH)
     assert session.take_proposal() is None, "the chunk that was begun has three"
     for token in (6, 7):
-        session.drafted(token, 1.0, W)
+        session.drafted(token, W)
     assert (sent := session.take_proposal()) is not None
     assert sent.tokens == (5, 6, 7)
-    session.drafted(8, 1.0, W)
+    session.drafted(8, W)
     assert (sent := session.take_proposal()) is not None
     assert sent.tokens == (8,)
 
@@ -174,12 +174,12 @@ def test_a_chunk_s_length_is_fixed_before_its_first_token() -> None:
 def test_another_epoch_voids_what_is_not_decided() -> None:
     session = drafting()
     for token in (5, 6, 7):
-        session.drafted(token, 1.0, W)
+        session.drafted(token, W)
     chain = session.chain
     assert session.advance(3, (5,), Pace(2, 6), EPOCH + 1) == 4
     assert (session.line, session.epoch, session.chain) == ([*PROMPT, 5], EPOCH + 1, chain + 1)
-    session.drafted(8, 1.0, W)
-    session.drafted(8, 1.0, W)
+    session.drafted(8, W)
+    session.drafted(8, W)
     assert (sent := session.take_proposal()) is not None
     assert (sent.base, sent.tokens, sent.weights, sent.epoch) == (4, (8, 8), (W, W), EPOCH + 1)
 
@@ -189,10 +189,10 @@ def test_what_was_decided_meanwhile_takes_its_weights_along() -> None:
     session = drafting(chunk=4)
     others = [Weights((5, token), (1, 1)) for token in (6, 7, 8)]
     for token, weights in zip((6, 7, 8), others, strict=True):
-        session.drafted(token, 1.0, weights)
+        session.drafted(token, weights)
     session.advance(3, (6, 7), Pace(4, 6), EPOCH)
     for token in (6, 7, 8):
-        session.drafted(token, 1.0, Weights((token,), (1,)))
+        session.drafted(token, Weights((token,), (1,)))
     assert (sent := session.take_proposal()) is not None
     assert (sent.base, sent.tokens) == (5, (8, 6, 7, 8))
     assert sent.weights[0] == others[2]
@@ -200,5 +200,5 @@ def test_what_was_decided_meanwhile_takes_its_weights_along() -> None:
 
 
 def test_the_pace_fits_the_rule() -> None:
-    assert fitting(Pace(40, 50, 0.3), REJECTION) == Pace(16, 50)
-    assert fitting(Pace(40, 50, 0.3), Sampling(1.0)) == Pace(40, 50, 0.3)
+    assert fitting(Pace(40, 50, 4), REJECTION) == Pace(16, 50)
+    assert fitting(Pace(40, 50, 4), Sampling(1.0)) == Pace(40, 50, 4)

@@ -14,7 +14,7 @@ from random import Random
 from specwire.core import messages
 from specwire.core.draft import DraftNode, DraftSession, Drawn
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import FinishReason, Pace, Proposal, SourceKind, Verdict
+from specwire.core.messages import FinishReason, Pace, Proposal, SourceKind, SourcePace, Verdict
 from specwire.core.session import Session, State
 from specwire.core.text import Ending, Stopping, Text, hash_of
 from specwire.core.verify.session import Allowance, VerifySession
@@ -56,7 +56,8 @@ class World(Facts):
         ending = Ending.of(Stopping(max_tokens), len(prompt), frozenset({EOS}), context=10_000)
         super().__init__(script, prompt, ending, stops, buffer)
         self.seats = [Seat(script, 0), Seat(replace(script, quality=other), 1)]
-        self.paces = [(Pace(2, 4), 0), (Pace(2, 6, branches=3), 0)]
+        self.paces = [Pace(2, 4), Pace(2, 6, branches=3)]
+        self.planned: dict[int, SourcePace] = {}
         self.paces_changed = 0
         self.source = 0
         self.decided = self.resumed = self.delivered = self.branched = 0
@@ -191,12 +192,12 @@ class World(Facts):
             case messages.SendProgress() as progress:
                 if self.verifier is not None:
                     require(progress.credit >= self.verifier.allowance.credit, "credit was taken back")
-                    self.verifier.allow(Allowance(progress.durable, progress.credit, progress.due))
+                    self.verifier.allow(Allowance(progress.durable, progress.credit))
             case messages.CloseVerifier():
                 self.verifier = None
 
     def _open_verifier(self, opening: messages.OpenVerifier, fresh: bool) -> None:
-        allowance = Allowance(opening.durable, opening.credit, opening.due)
+        allowance = Allowance(opening.durable, opening.credit)
         self.attach = opening.attach
         self.from_verifier.append(messages.VerifierOpened(self.attach, len(opening.tokens)))
         if not fresh and self.kept is not None:
@@ -219,7 +220,8 @@ class World(Facts):
             self._send(verdict)
 
     def _send(self, verdict: Verdict) -> None:
-        self.from_verifier.append(messages.VerdictArrived(self.attach, verdict))
+        paces, self.planned = tuple(self.planned.values()), {}
+        self.from_verifier.append(messages.VerdictArrived(self.attach, verdict._replace(paces=paces)))
 
     def orchestrator_receives(self, _: int) -> None:
         if self.from_verifier:
@@ -267,7 +269,7 @@ class World(Facts):
         if not seat.up and self.session.state in (State.WAITING, State.OPENING, State.RUNNING):
             self.source += 1
             seat.up, seat.source = True, self.source
-            self.handle(messages.DrafterReady(self.source, *self.paces[seat.number], renews=number >= 4))
+            self.handle(messages.DrafterReady(self.source, self.paces[seat.number], renews=number >= 4))
             seat.up = seat.source in self.session.drafters
 
     def cut_drafter(self, number: int) -> None:
@@ -370,12 +372,12 @@ class World(Facts):
             self.handle(messages.ClientTook(position))
 
     def change_pace(self, number: int) -> None:
-        """The drafters' controllers plan in turns."""
+        """The verifier plans the drafters in turns; they hear of it with its next verdict."""
         seat = self.seats[self.paces_changed % 2]
         self.paces_changed += 1
-        self.paces[seat.number] = Pace(1 + number % 3, number, branches=1 + number % 4), min(number, 2)
+        pace = self.paces[seat.number] = Pace(1 + number % 3, number, branches=1 + number % 4)
         if seat.up:
-            self.handle(messages.PacePlanned(seat.source, *self.paces[seat.number]))
+            self.planned[seat.source] = SourcePace(seat.source, pace)
 
     def cancel(self, _: int) -> None:
         self.cancelled = self.cancelled or not self.over

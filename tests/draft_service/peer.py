@@ -31,8 +31,8 @@ def continuation(model: str, prompt: Sequence[int], length: int, sampling: Sampl
     return text[len(prompt) :]
 
 
-def pace(chunk: int = 4, run_ahead: int = 4, confidence_floor: float = 0.0, branches: int = 1) -> draft_pb2.Pace:
-    return draft_pb2.Pace(chunk=chunk, run_ahead=run_ahead, confidence_floor=confidence_floor, branches=branches)
+def pace(chunk: int = 4, run_ahead: int = 4, branches: int = 1) -> draft_pb2.Pace:
+    return draft_pb2.Pace(chunk=chunk, run_ahead=run_ahead, branches=branches)
 
 
 class Peer:

@@ -31,44 +31,41 @@ def logits(rows: int, vocabulary: int = 50, spread: float = 2.0) -> torch.Tensor
 def test_draws_are_the_targets_choices(sampling: Sampling) -> None:
     """Ids a ten-thousandth as likely as the best are left out, so that hardly any choice may differ."""
     scores = logits(200)
-    drawn = [token for token, _ in draw(scores, [DraftRow(position, sampling, True) for position in range(200)])]
+    drawn = draw(scores, [DraftRow(position, sampling) for position in range(200)])
     chosen = [choose(row, position, sampling) for position, row in enumerate(scores.numpy())]
     assert sum(mine != theirs for mine, theirs in zip(drawn, chosen, strict=True)) <= 1
 
 
 def test_rows_of_one_batch_may_differ_in_everything() -> None:
     scores = logits(len(SAMPLINGS))
-    rows = [DraftRow(40 + index, sampling, index % 2 == 0) for index, sampling in enumerate(SAMPLINGS)]
+    rows = [DraftRow(40 + index, sampling) for index, sampling in enumerate(SAMPLINGS)]
     one_by_one = [draw(scores[index : index + 1], [row])[0] for index, row in enumerate(rows)]
     assert draw(scores, rows) == one_by_one
 
 
 def test_ties_go_to_the_lowest_id() -> None:
     scores = torch.zeros(1, 9)
-    for rate in (False, True):
-        assert draw(scores, [DraftRow(3, Sampling(), rate)])[0][0] == 0
+    assert draw(scores, [DraftRow(3, Sampling())]) == [0]
 
 
 def test_the_confidence_is_the_probability_of_the_likeliest_token() -> None:
     scores = logits(5)
     for temperature in (0.0, 0.5):
         expected = (scores / (temperature or 1.0)).softmax(dim=1).max(dim=1).values
-        rows = [DraftRow(1, Sampling(temperature=temperature), True)] * 5
-        drawn = draw(scores, rows)
-        assert [confidence for _, confidence in drawn] == pytest.approx(expected.tolist(), rel=1e-4)
+        rows = [DraftRow(1, Sampling(temperature=temperature))] * 5
         assert confidences(scores, rows) == pytest.approx(expected.tolist(), rel=1e-4)
 
 
 def test_masked_ids_are_never_drawn() -> None:
     scores = torch.full((1, 9), -torch.inf)
     scores[0, 4] = 1.0
-    assert draw(scores, [DraftRow(0, Sampling(temperature=1.0), True)]) == [(4, 1.0)]
+    assert draw(scores, [DraftRow(0, Sampling(temperature=1.0))]) == [4]
 
 
 def test_a_flat_distribution_is_drawn_from_its_likeliest_ids() -> None:
     scores = logits(1, 5000, spread=0.01)
     best = set(scores[0].topk(CANDIDATES).indices.tolist())
-    drawn = {draw(scores, [DraftRow(position, Sampling(temperature=1.0), False)])[0][0] for position in range(50)}
+    drawn = {draw(scores, [DraftRow(position, Sampling(temperature=1.0))])[0] for position in range(50)}
     assert drawn <= best
     assert len(drawn) > 10
 
@@ -77,15 +74,15 @@ def test_a_flat_distribution_is_drawn_from_its_likeliest_ids() -> None:
 def test_a_shortlist_from_another_device_gives_the_same_draws(sampling: Sampling) -> None:
     scores = logits(20)
     for position, (best, ids) in enumerate(zip(*scores.topk(50), strict=True)):
-        short = _draw_one(best.numpy(), ids.numpy(), DraftRow(position, sampling, False))
-        whole = draw(scores[position : position + 1], [DraftRow(position, sampling, False)])[0]
+        short = _draw_one(best.numpy(), ids.numpy(), DraftRow(position, sampling))
+        whole = draw(scores[position : position + 1], [DraftRow(position, sampling)])[0]
         assert short == whole
 
 
 def test_positions_and_seeds_change_the_draw() -> None:
     scores = logits(1, spread=0.1)
     sampling = Sampling(temperature=1.0, seed=9)
-    drawn = [draw(scores, [DraftRow(position, sampling, False)])[0][0] for position in range(30)]
+    drawn = [draw(scores, [DraftRow(position, sampling)])[0] for position in range(30)]
     assert len(np.unique(drawn)) > 10
 
 
@@ -103,19 +100,19 @@ def test_what_the_target_changes_by_bias_and_penalties_is_changed_here_too(tempe
     text, prompt_length = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], 4
     scores = logits(40, 12)
     seen = seen_in(text, prompt_length)
-    drawn = [token for token, _ in draw(scores, [DraftRow(position, sampling, False, seen) for position in range(40)])]
+    drawn = draw(scores, [DraftRow(position, sampling, seen) for position in range(40)])
     expected = [choose(row.numpy(), position, sampling, seen) for position, row in enumerate(scores)]
     assert drawn == expected
-    plain = [DraftRow(position, Sampling(temperature, seed=6), False) for position in range(40)]
-    assert drawn != [token for token, _ in draw(scores, plain)]
+    plain = [DraftRow(position, Sampling(temperature, seed=6)) for position in range(40)]
+    assert drawn != draw(scores, plain)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_where_a_constraint_lets_few_ids_stand_the_target_s_choice_of_them_is_drawn(sampling: Sampling) -> None:
     scores = logits(200)
     masks = np.random.default_rng(9).random(scores.shape) < 0.2
-    rows = [DraftRow(position, sampling, True, allowed=mask) for position, mask in enumerate(masks)]
-    drawn = [token for token, _ in draw(scores, rows)]
+    rows = [DraftRow(position, sampling, allowed=mask) for position, mask in enumerate(masks)]
+    drawn = draw(scores, rows)
     assert all(mask[token] for mask, token in zip(masks, drawn, strict=True))
     pairs = enumerate(zip(scores.numpy(), masks, strict=True))
     chosen = [choose(row, position, sampling, allowed=mask) for position, (row, mask) in pairs]

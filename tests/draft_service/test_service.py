@@ -138,14 +138,6 @@ async def test_a_full_context_ends_the_drafting_and_sends_what_there_is() -> Non
         assert await peer.quiet(2)
 
 
-async def test_a_confidence_floor_cuts_chains_short() -> None:
-    async with serving(MODEL) as running, connected(running) as peer:
-        await peer.open(1, PROMPT, pace(16, 16, 0.9))
-        tokens = tokens_of(await peer.proposal(1))
-        assert len(tokens) < 16
-        assert tokens == continuation(MODEL, PROMPT, len(tokens))
-
-
 async def test_links_have_handles_of_their_own_and_a_lost_one_frees_its_slots() -> None:
     async with serving(MODEL, slots=2) as running, connected(running) as peer:
         async with connected(running) as other:
@@ -212,10 +204,6 @@ def no_pace(opening: draft_pb2.OpenDraft) -> None:
     opening.ClearField("pace")
 
 
-def nan_floor(opening: draft_pb2.OpenDraft) -> None:
-    opening.pace.confidence_floor = float("nan")
-
-
 def no_seed(opening: draft_pb2.OpenDraft) -> None:
     opening.sampling.ClearField("seed")
 
@@ -254,7 +242,6 @@ INVALID, FAILED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECO
         (bad_token, INVALID, "tokens: token id 64 is outside 0..63"),
         (huge_token, INVALID, "tokens: token id 4294967295 is outside 0..63"),
         (no_pace, INVALID, "pace.chunk: must be at least 1, not 0"),
-        (nan_floor, INVALID, "pace.confidence_floor: must be from 0 to below 1, not nan"),
         (no_seed, INVALID, "seed: is required"),
         (nan_temperature, INVALID, "temperature: must be a finite number from 0 to 100, not nan"),
         (unknown_rule, INVALID, "rule: must be one of greedy, coupled, "),
@@ -304,7 +291,6 @@ async def test_a_bad_advance_drops_its_session_alone(
     ("bad", "message"),
     [
         (pace(branches=2), "pace.branches: must be at most 1 under {}, which takes chains only, not 2"),
-        (pace(confidence_floor=0.5), "pace.confidence_floor: must be 0 under {}, which allows no stop by value, not"),
     ],
 )
 async def test_rules_that_look_at_draft_tokens_take_chains_alone_in_an_opening_and_in_an_advance(

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import demo_pair
 from draft_service import translation
-from draft_service.commands import AdvanceSession, DraftedProposal, Dropped, LearnVocabulary, OpenSession
+from draft_service.commands import AdvanceSession, Dropped, LearnVocabulary, OpenSession
 from draft_service.service import deliver
 from draft_service.sessions import Sessions
 from draft_service.translation import TranslatingModel
@@ -172,15 +172,6 @@ def test_what_is_decided_as_drafted_goes_on(pieces: LanguageModel) -> None:
         found += more
     assert found[: len(whole)] == whole
     assert again.sessions.tally.rollbacks == 0
-
-
-def test_a_drafter_says_how_sure_it_is(pieces: LanguageModel) -> None:
-    drafting = Drafting(load_like(pieces), told())
-    drafting.open(TARGET.encode(TEXTS[0]).ids, Sampling(), Pace(2, 8, confidence_floor=0.0001))
-    drafting.run()
-    found = [reply.proposal for reply in drafting.link.take() if isinstance(reply, DraftedProposal)]
-    assert found
-    assert all(0.0 < proposal.expected < len(proposal.tokens) for proposal in found)
 
 
 def test_both_kinds_of_sessions_share_a_forward(pieces: LanguageModel) -> None:

@@ -108,17 +108,18 @@ def deciding(fingerprint: str, handle: int, name: str, sampling: Sampling) -> ve
         prompt_length=len(PROMPT),
         sampling=sampling_to_wire(sampling),
         stopping=STOPPING,
-        progress=verify_pb2.Progress(durable=len(PROMPT), credit=len(PROMPT) + LENGTH, due=2),
+        progress=verify_pb2.Progress(durable=len(PROMPT), credit=len(PROMPT) + LENGTH),
         deadline_ms=60_000,
         vocabulary_fingerprint=fingerprint,
         prediction=[1, 2],
         reference_lengths=[2],
         cache_scope=b"a",
+        drafters=[verify_pb2.Drafter(source=1, known_by="a", plan="stream:1,4,2")],
     )
     return verify_pb2.ConnectVerifyRequest(
         opens=[opened],
         proposals=[proposal(handle)],
-        progress=[verify_pb2.Progress(handle=handle, durable=len(PROMPT), credit=len(PROMPT) + LENGTH, due=2)],
+        progress=[verify_pb2.Progress(handle=handle, durable=len(PROMPT), credit=len(PROMPT) + LENGTH)],
         references=[verify_pb2.ReferencePart(handle=handle, tokens=[1, 2])],
         texts=[
             verify_pb2.EarlierText(

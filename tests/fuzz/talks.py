@@ -130,6 +130,15 @@ def _only(request: generation_pb2.GenerateRequest, name: str) -> generation_pb2.
     return part
 
 
+drafters = st.builds(
+    verify_pb2.Drafter,
+    source=st.integers(0, 3),
+    known_by=st.sampled_from(["", "a", "b"]),
+    shares_cores=st.booleans(),
+    plan=st.sampled_from(["", "auto", "off", "lockstep:2", "stream:1,8,2", "stream:2,4,0"]),
+)
+
+
 @st.composite
 def deciding(draw: st.DrawFn, pools: Pools) -> list[bytes]:
     """To a verifier: a session, with chains and trees that fit it, then anything."""
@@ -141,13 +150,14 @@ def deciding(draw: st.DrawFn, pools: Pools) -> list[bytes]:
         prompt_length=len(PROMPT),
         sampling=sampling,
         stopping=common_pb2.Stopping(max_tokens=draw(st.integers(1, 20)), ignore_eos=True),
-        progress=verify_pb2.Progress(durable=len(PROMPT), credit=draw(st.integers(4, CONTEXT)), due=draw(tokens)),
+        progress=verify_pb2.Progress(durable=len(PROMPT), credit=draw(st.integers(4, CONTEXT))),
         vocabulary_fingerprint=draw(pools["vocabulary_fingerprint"]),
         epoch=EPOCH,
         cache_scope=draw(pools["cache_scope"]),
         prediction=draw(chains),
         priority=draw(pools["priority"]),
         reference_lengths=draw(pools["reference_lengths"]),
+        drafters=draw(st.lists(drafters, max_size=3)),
     )
     chain = [draw(first_proposals(sampling)) for _ in range(draw(st.integers(1, 3)))]
     part = verify_pb2.ReferencePart(handle=HANDLE, tokens=draw(chains))

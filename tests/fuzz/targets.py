@@ -103,7 +103,6 @@ PLAUSIBLE: dict[str, Values] = {
     "run_ahead": st.integers(0, 16),
     "branches": st.integers(0, 4),
     "parents": st.lists(small, max_size=4),
-    "confidence_floor": st.sampled_from([0.0, 0.3]),
     "code": st.sampled_from([3, 8, 9]),
     "drafting": st.integers(0, 4),
     "text": st.sampled_from(["5 6 7", "1", "nothing of it", ""]),

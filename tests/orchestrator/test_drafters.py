@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -11,23 +10,21 @@ import grpc
 import pytest
 
 from orchestrator.options import MOST_DRAFTERS, OrchestratorOptions
-from orchestrator.peers.peer import MOST_KNOWN, DrafterPeer, Experience, VerifierPeer, share_host
+from orchestrator.peers.peer import DrafterPeer, VerifierPeer, known_by, share_host
 from orchestrator.pool import chosen_drafter
 from orchestrator.session import drafters as module
-from orchestrator.session.drafters import Drafters, SessionDrafter
+from orchestrator.session.drafters import Drafters
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.store import SessionRecord
 from orchestrator.store.sqlite import SqliteStore
 from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling, with_rule
-from specwire.core.messages import FinishReason, Outcome, Proposal, Verdict
 from specwire.core.placement import PlacementRequest
-from specwire.core.policy.controller import Controller, Planner
-from specwire.core.policy.estimates import Forward, ForwardTimes
 from specwire.core.text import Stopping, hash_of
+from specwire.rpc.convert import MOST_KNOWN_BY
 from specwire.rpc.errors import code_number
-from specwire.telemetry.tally import DraftCounts, DrafterCounts, SessionStats
+from specwire.telemetry.tally import DraftCounts, SessionStats
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
@@ -35,8 +32,6 @@ from tests.orchestrator.test_driver import SilentLink
 from tests.wait import until
 
 FULL = code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
-# Enough to know a drafter that is never right.
-ROUNDS = 120
 
 
 class Scene:
@@ -97,7 +92,15 @@ class Scene:
         )
         self.peers[number].on_message(draft_pb2.ConnectDraftResponse(proposals=[proposal]))
 
-    def decide(self, source: int, tested: int, *tokens: int) -> None:
+    def told(self) -> list[list[verify_pb2.Drafter]]:
+        """What its verifier was told of its drafters, one message after the other."""
+        link = self.verifier.link
+        assert isinstance(link, SilentLink)
+        sent = [part for part in link.sent if isinstance(part, verify_pb2.ConnectVerifyRequest)]
+        opened = [list(each.drafters) for part in sent for each in part.opens]
+        return opened + [list(each.drafters) for part in sent for each in part.drafters]
+
+    def decide(self, source: int, tested: int, *tokens: int, paces: Sequence[verify_pb2.SourcePace] = ()) -> None:
         """A verdict over a window of `source`, all of whose tokens but the last were accepted."""
         session = self.driver.session
         outcomes = [common_pb2.OUTCOME_ACCEPTED] * (len(tokens) - 1) + [common_pb2.OUTCOME_RECOVERED]
@@ -109,8 +112,7 @@ class Scene:
             tested=tested,
             kind=common_pb2.SOURCE_KIND_DRAFTER,
             source=source,
-            answered=source,
-            proposal_delay_us=1500,
+            paces=paces,
         )
         self.driver.verifying.on_verdict(verdict, verify_pb2.StepTimings(), 0)
 
@@ -145,14 +147,13 @@ WEIGHING = with_rule(Sampling(temperature=0.8, seed=1), "rejection")
 
 
 async def test_a_proposal_is_relayed_as_it_came_but_for_whose_it_is_and_what_nobody_here_knows() -> None:
-    """What its rule needs passes unread; an impossible estimate is none, and a drafter's time is not the verifier's."""
+    """What its rule needs passes unread."""
     async with scene(WEIGHING) as played:
         (handle,) = played.peers[0].subjects
         weights = [common_pb2.DraftWeights(ids=[7, 8], weights=[3, 1])]
         sent = common_pb2.Proposal(
             handle=handle, chain=1, base=2, tokens=[7], prefix_hash=0, draft_us=9, weights=weights, epoch=5, source=77
         )
-        sent.expected = math.nan
         unknown = b"\xf8\x07\x01"  # field 127, a varint
         received = draft_pb2.ConnectDraftResponse(
             proposals=[common_pb2.Proposal.FromString(sent.SerializeToString() + unknown)]
@@ -161,7 +162,15 @@ async def test_a_proposal_is_relayed_as_it_came_but_for_whose_it_is_and_what_nob
         (relayed,) = played.relayed()
         (at_verifier,) = played.verifier.subjects
         expected = common_pb2.Proposal(
-            handle=at_verifier, source=1, chain=1, base=2, tokens=[7], prefix_hash=0, weights=weights, epoch=5
+            handle=at_verifier,
+            source=1,
+            chain=1,
+            base=2,
+            tokens=[7],
+            prefix_hash=0,
+            draft_us=9,
+            weights=weights,
+            epoch=5,
         )
         assert relayed.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
 
@@ -231,35 +240,40 @@ async def test_one_that_refuses_is_asked_again_while_the_other_goes_on(monkeypat
         assert list(played.drafters.refusals.values()) == [1]
 
 
-async def test_what_is_believed_of_one_is_its_own_doing_and_one_may_be_off_while_the_other_goes_on() -> None:
+async def test_the_verifier_is_told_of_each_and_again_when_one_is_lost() -> None:
     async with scene() as played:
-        for _ in range(ROUNDS):
-            played.propose(0, 3, 3, 3, 3)
-            played.propose(1, 4, 4, 4, 4)
-            played.decide(1, 4, 3, 3, 3, 3, 1)
+        assert [[each.source for each in told] for told in played.told()] == [[], [1], [1, 2]]
+        assert {(each.plan, each.shares_cores) for told in played.told() for each in told} == {("auto", False)}
+        played.peers[0].on_down()
+        assert [each.source for each in played.told()[-1]] == [2]
+
+
+async def test_a_pace_comes_with_the_verdict_and_goes_on_with_its_tokens() -> None:
+    async with scene() as played:
+        played.propose(0, 3, 3, 3, 3)
+        off = verify_pb2.SourcePace(source=2, pace=draft_pb2.Pace(chunk=1, run_ahead=0), reason="off: no gain expected")
+        on = verify_pb2.SourcePace(source=1, pace=draft_pb2.Pace(chunk=4, run_ahead=9), reason="stream: gain 2.00")
+        unknown = verify_pb2.SourcePace(source=7, pace=draft_pb2.Pace(chunk=1, run_ahead=1))
+        played.decide(1, 4, 3, 3, 3, 3, 1, paces=[off, on, unknown])
         good, poor = played.driver.view.stats.drafters
-        assert good.drafts == DraftCounts(4 * ROUNDS, 4 * ROUNDS, 4 * ROUNDS)
-        assert poor.drafts == DraftCounts()
-        assert good.plan.startswith(("stream", "lockstep"))
-        assert poor.plan == "off: no gain expected"
+        assert good.drafts == DraftCounts(4, 4, 4)
+        assert (good.plan, poor.plan) == ("stream: gain 2.00", "off: no gain expected")
         assert played.driver.view.stats.plan == f"{good.plan}; {poor.plan}"
-        paces = [drafter.pace.run_ahead for drafter in played.driver.session.drafters.values()]
-        assert paces[0] > 0 == paces[1]
+        for number, pace in ((0, on.pace), (1, off.pace)):
+            (advance,) = [each for part in played.link(number).sent for each in part.advances]  # type: ignore[attr-defined]  # a link that records
+            assert (list(advance.tokens), advance.pace) == ([3, 3, 3, 3, 1], pace)
+        played.decide(0, 0, 5)
+        assert len([each for part in played.link(1).sent for each in part.advances]) == 1, "it is paused"  # type: ignore[attr-defined]  # a link that records
 
 
-async def test_what_one_session_learnt_of_a_drafter_is_where_the_next_begins() -> None:
+@pytest.mark.parametrize("pace", [draft_pb2.Pace(), draft_pb2.Pace(chunk=1, run_ahead=1 << 20)])
+async def test_a_pace_that_nobody_could_follow_ends_the_session(pace: draft_pb2.Pace) -> None:
     async with scene() as played:
-        for _ in range(ROUNDS):
-            played.propose(0, 3, 3, 3, 3)
-            played.propose(1, 4, 4, 4, 4)
-            played.decide(1, 4, 3, 3, 3, 3, 1)
-        played.driver.end(FinishReason.CANCELLED)
+        played.decide(1, 0, 3, paces=[verify_pb2.SourcePace(source=1, pace=pace)])
         await played.driver.view.ended(5.0)
-        kept = [
-            played.verifier.experience.recall(record(), peer.info or common_pb2.GetModelInfoResponse())
-            for peer in played.peers
-        ]
-        assert [planner is not None and planner.plan().discipline.value != "off" for planner in kept] == [True, False]
+        failure = played.driver.view.failure
+        assert failure is not None
+        assert "pace." in failure.message
 
 
 async def test_a_void_verdict_counts_for_nobody() -> None:
@@ -308,19 +322,16 @@ def record(tenant: str = "", temperature: float = 0.0) -> SessionRecord:
     return SessionRecord("s", (1, 2), Sampling(temperature), Stopping(1000), tenant)
 
 
-def test_experience_is_by_tenant_drafter_and_rule_and_bounded() -> None:
-    experience = Experience()
-    planner = Controller(ForwardTimes({1: 1.0}), shared_host=False)
-    experience.keep(record(), info("a"), planner)
-    assert experience.recall(record(), info("a")) is planner
-    assert experience.recall(record(temperature=1.0), info("a")) is None
-    assert experience.recall(record(tenant="t"), info("a")) is None
-    assert experience.recall(record(), info("b")) is None
-    assert experience.recall(record(), info("a", host="h")) is None
-    for number in range(MOST_KNOWN):
-        experience.keep(record(), info(str(number)), planner)
-    assert experience.recall(record(), info("a")) is None
-    assert experience.recall(record(), info("0")) is planner
+def test_a_drafter_is_known_by_its_weights_its_host_and_the_rule() -> None:
+    names = {
+        known_by(record(), info("a")),
+        known_by(record(temperature=1.0), info("a")),
+        known_by(record(), info("b")),
+        known_by(record(), info("a", host="h")),
+    }
+    assert len(names) == 4
+    assert known_by(record(tenant="t"), info("a")) in names, "tenants are told apart by their scopes"
+    assert len(known_by(record(), info("a" * 500, host="h" * 500))) <= MOST_KNOWN_BY
 
 
 def test_who_has_no_core_in_common_with_the_verifier_does_not_share_its_host() -> None:
@@ -330,116 +341,6 @@ def test_who_has_no_core_in_common_with_the_verifier_does_not_share_its_host() -
     assert share_host(verifier, drafter)
     drafter.cores[:] = [2]
     assert not share_host(verifier, drafter)
-
-
-ON_HOST = info("d", host="h")
-
-
-def on_host(*forward_us: int) -> VerifierPeer:
-    """A verifier on the host of drafter d, which measured V(1), V(2) and so on."""
-    verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
-    verifier.on_up(described(*forward_us))
-    return verifier
-
-
-def described(*forward_us: int) -> common_pb2.GetModelInfoResponse:
-    said = info("t", host="h")
-    for rows, microseconds in enumerate(forward_us, 1):
-        said.forward_times.add(rows=rows, microseconds=microseconds)
-    return said
-
-
-def session_of(tenant: str, *verifiers: VerifierPeer) -> SessionDrafter:
-    """Drafter d's part of a session that has come to these verifiers, one behind the other."""
-    peer = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
-    peer.info = ON_HOST
-    counts = DrafterCounts(1, "d")
-    drafting = SessionDrafter(1, peer, record(tenant), "auto", counts, lambda _: None, lambda _: None, lambda *_: None)
-    for verifier in verifiers:
-        drafting.use_verifier(verifier, again=False)
-    return drafting
-
-
-def begun(tenant: str, *verifiers: VerifierPeer) -> Planner:
-    """The planner of such a session."""
-    planner = session_of(tenant, *verifiers)._planner
-    assert planner is not None
-    return planner
-
-
-def step_of(planner: Planner, step: int, right: bool) -> str:
-    """A draft token, and the verdict on it in a step of two sessions; the plan behind it."""
-    planner.observe_proposal(Proposal(1, step, 2 * step, 0, (3,), 7, 0.0), 500)
-    tokens, outcomes = ((3, 4), (Outcome.ACCEPTED, Outcome.BONUS)) if right else ((4,), (Outcome.RECOVERED,))
-    forward = Forward(1.0 + step, 12_000.0, 2, 10_000.0, 4_000.0)
-    planner.observe_verdict(Verdict(2 * step, tokens, outcomes, 1), forward)
-    return str(planner.plan())
-
-
-def test_no_plan_of_a_tenant_depends_on_another_tenants_texts() -> None:
-    """Clients are told plans. Sessions of one tenant plan by what they have seen together."""
-
-    def plans(neighbour: str, right: bool) -> list[str]:
-        verifier = on_host(10_000, 10_500)
-        earlier = begun(neighbour, verifier)
-        for step in range(20):
-            step_of(earlier, step, right)
-        one, other = begun("one", verifier), begun(neighbour, verifier)
-        told = []
-        for step in range(20, 60):
-            step_of(other, step, right)
-            told.append(step_of(one, step, step % 2 == 0))
-        return told
-
-    assert plans("two", True) == plans("two", False)
-    assert plans("one", True) != plans("one", False)
-
-
-def test_a_session_that_moves_or_comes_back_decides_with_those_that_are_there() -> None:
-    here, there = on_host(10_000, 10_500), on_host(10_000, 10_500)
-    mover, resident = begun("", here), begun("", there)
-    for step in range(20):
-        step_of(mover, step, right=False)
-        step_of(resident, step, right=True)
-    assert resident.plan().reason.startswith("window")
-    moved = begun("", here, there)
-    assert moved.plan().due == resident.plan().due > 0
-    forward_times = there.forward_times
-    there.on_down()
-    there.on_up(described(10_000, 10_500))
-    assert there.forward_times is forward_times
-    returned = begun("", there, there)
-    assert returned.plan().due == resident.plan().due > 0
-    for step in range(20, 80):
-        step_of(returned, step, right=False)
-    assert not resident.plan().reason.startswith("window")
-
-
-def test_who_moves_leaves_what_was_learnt_there_to_the_next() -> None:
-    here, there = on_host(10_000, 10_500), on_host(10_000, 10_500)
-    resident, moved = begun("", there), begun("", here, there)
-    assert there.experience.recall(record(), ON_HOST) is resident
-    assert here.experience.recall(record(), ON_HOST) is not moved
-
-
-def test_who_was_at_a_process_that_is_gone_leaves_nothing_to_the_next() -> None:
-    verifier = on_host(10_000, 10_500)
-    earlier = session_of("", verifier)
-    earlier._learnt = True
-    verifier.on_down()
-    verifier.on_up(described(8_000, 8_500))
-    resident = begun("", verifier)
-    assert verifier.experience.recall(record(), ON_HOST) is resident
-    earlier.bequeath(verifier)
-    assert verifier.experience.recall(record(), ON_HOST) is resident
-
-
-def test_a_verifier_that_measured_other_times_is_another_process() -> None:
-    verifier = on_host(10_000, 10_500)
-    before = verifier.forward_times
-    verifier.on_down()
-    verifier.on_up(described(8_000, 8_500))
-    assert verifier.forward_times.points == {1: 8_000.0, 2: 8_500.0} != before.points
 
 
 def test_who_shares_a_host_is_asked_for_each_drafter() -> None:

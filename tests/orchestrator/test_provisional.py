@@ -9,19 +9,16 @@ from contextlib import aclosing
 
 import pytest
 
-from orchestrator.session.output import with_drafts
 from specwire.client import Chunk, Event, Finished, Provisional, Started
 from specwire.client.requests import RequestOptions
-from specwire.core.messages import Discipline, Pace, Plan
-from specwire.core.policy.controller import OFF_PACE, Controller
-from specwire.core.policy.tunables import FIRST_PACE
+from specwire.core.policy.drafters import DrafterPacing, off
 from tests.orchestrator.stack import PROMPT, TARGET, Stack, plain, stack
 from tests.wait import asked
 
 SLOW = f"{TARGET}:delay_ms=40"
 DRAFT = "scripted:7:vocab=64:agree=0.6"
 LENGTH = 40
-OFF = Plan(Discipline.OFF, OFF_PACE, 0, "no gain")
+OFF = off("no gain")
 
 
 async def events(running: Stack, *, provisional: bool, stop: tuple[str, ...] = ()) -> list[Event]:
@@ -63,21 +60,16 @@ async def test_drafts_are_shown_behind_the_decided_text_and_change_nothing() -> 
 async def test_where_no_gain_is_expected_a_drafter_is_shown_if_it_takes_no_time_from_the_verifier(
     device: str, shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Controller, "plan", lambda _: OFF)
+    monkeypatch.setattr(DrafterPacing, "_first", lambda _: OFF)
+    monkeypatch.setattr(DrafterPacing, "_planned", lambda *_: OFF)
     async with stack(f"{TARGET}:delay_ms=20:device={device}", DRAFT) as running:
         # What is decided and not durable yet is provisional, too: that something is shown does not say who proposed it.
         seen = await asked(lambda: events(running, provisional=True), lambda told: shown_in(told) or not shown)
         without = await events(running, provisional=False)
     assert isinstance(seen[-1], Finished)
-    assert [each.plan for each in seen[-1].stats.drafters] == ["off: shown; no gain" if shown else "off: no gain"]
+    assert [each.plan for each in seen[-1].stats.drafters] == ["off: no gain"]
     assert decided(seen) == decided(without)
     assert decided(seen)[0] == plain(TARGET, PROMPT, LENGTH)
-
-
-def test_only_a_plan_without_drafts_is_changed() -> None:
-    assert with_drafts(OFF) == Plan(Discipline.OFF, FIRST_PACE, 0, "shown; no gain")
-    stream = Plan(Discipline.STREAM, Pace(2, 9), 0, "gain 1.3")
-    assert with_drafts(stream) is stream
 
 
 async def test_without_drafting_nothing_is_provisional() -> None:

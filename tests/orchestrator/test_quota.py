@@ -21,7 +21,7 @@ def draft(session: DraftSession, most: int) -> list[int]:
         while (proposal := session.take_proposal()) is not None:
             sizes.append(len(proposal.tokens))
         if session.wants_token:
-            session.drafted(0, 1.0)
+            session.drafted(0)
     return sizes
 
 

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import LogprobsOf, Rule, Sampling
-from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, SourceKind, TokenLogprobs, Verdict
+from specwire.core.messages import (
+    AssignedDrafter,
+    FinishReason,
+    Outcome,
+    Pace,
+    Proposal,
+    SourceKind,
+    SourcePace,
+    TokenLogprobs,
+    Verdict,
+)
 from specwire.core.text import Stopping, Text, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.rpc import convert
@@ -64,6 +74,7 @@ proposals = st.builds(
     offset=uint32,
     tokens=st.lists(uint32, max_size=8).map(tuple),
     prefix_hash=st.none() | uint64,
+    draft_us=uint32,
 )
 
 
@@ -115,10 +126,10 @@ def test_contradictory_options_are_refused(message: common_pb2.Sampling, refusal
         convert.sampling_from_wire(message, default_seed=0, vocabulary=64)
 
 
-@given(proposals, uint32, uint32)
-def test_proposals_there_and_back(proposal: Proposal, handle: int, draft_us: int) -> None:
-    wire = common_pb2.Proposal.FromString(convert.proposal_to_wire(proposal, handle, draft_us).SerializeToString())
-    assert (convert.proposal_from_wire(wire), wire.handle, wire.draft_us) == (proposal, handle, draft_us)
+@given(proposals, uint32)
+def test_proposals_there_and_back(proposal: Proposal, handle: int) -> None:
+    wire = common_pb2.Proposal.FromString(convert.proposal_to_wire(proposal, handle).SerializeToString())
+    assert (convert.proposal_from_wire(wire), wire.handle) == (proposal, handle)
 
 
 @given(uint32, st.lists(st.tuples(uint32, uint32), max_size=8))
@@ -148,7 +159,7 @@ def test_a_node_takes_at_most_16_bytes() -> None:
         parents = tuple(offset + index - 64 for index in range(8)) if offset else (-1,) * 8
         prefix = text.hash_at(200) if offset == 0 else None
         piece = Proposal(3, 1 << 20, base, offset, tokens, prefix, parents=parents)
-        wire = convert.proposal_to_wire(piece, handle=300, draft_us=80_000)
+        wire = convert.proposal_to_wire(replace(piece, draft_us=80_000), handle=300)
         message = draft_pb2.ConnectDraftResponse(proposals=[wire])
         framing = 5 + 9  # of a gRPC message, of an HTTP/2 frame
         assert (message.ByteSize() + framing) / len(tokens) <= 16
@@ -218,12 +229,6 @@ def test_other_bad_values_name_their_field() -> None:
             call()
 
 
-@pytest.mark.parametrize("expected", [float("nan"), float("inf"), -1.0, 3.5])
-def test_an_impossible_estimate_is_none(expected: float) -> None:
-    """It would stay in the sums of whoever plans by it."""
-    assert convert.proposal_from_wire(common_pb2.Proposal(tokens=(1, 2, 3), expected=expected)).expected == 0.0
-
-
 def test_kinds_of_sources_are_those_of_the_wire_and_one_that_is_not_known_is_a_drafter_s() -> None:
     names = {value.number: value.name for value in common_pb2.SourceKind.DESCRIPTOR.values}
     for kind in SourceKind:
@@ -253,9 +258,47 @@ def test_a_verdict_out_of_range_is_refused(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(("told", "counts"), [((1 << 63) - 1, 1 << 40), (-(1 << 63), -(1 << 40)), (-5, -5)])
 def test_a_ledger_counts_as_the_nearest_balance_in_its_range(told: int, counts: int) -> None:
     assert convert.verdict_from_wire(verify_pb2.Verdict(ledger_us=told)).ledger_us == counts
-    verdict = Verdict(3, (), (), 0, delay_us=1 << 40, ledger_us=told * 2)
+    verdict = Verdict(3, (), (), 0, ledger_us=told * 2)
     written = convert.verdict_to_wire(verdict, 1, 1)
-    assert (written.ledger_us, written.proposal_delay_us) == (max(-(1 << 40), min(1 << 40, told * 2)), (1 << 32) - 1)
+    assert written.ledger_us == max(-(1 << 40), min(1 << 40, told * 2))
+
+
+PACES = (SourcePace(3, Pace(2, 9, branches=4), "stream: gain 2.00"), SourcePace(1, Pace(1, 0), ""))
+DRAFTERS = (AssignedDrafter(1, "greedy a b", True, "lockstep:4"), AssignedDrafter(2))
+
+
+def test_what_a_verifier_plans_and_whom_it_plans_for_there_and_back() -> None:
+    verdict = Verdict(3, (), (), 0, paces=PACES)
+    wire = verify_pb2.Verdict.FromString(convert.verdict_to_wire(verdict, 1, 1).SerializeToString())
+    assert convert.verdict_from_wire(wire).paces == PACES
+    assert convert.drafters_from_wire(convert.drafters_to_wire(DRAFTERS)) == DRAFTERS
+    assert convert.drafters_from_wire([verify_pb2.Drafter(source=2)]) == (AssignedDrafter(2, plan="auto"),)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: convert.paces_from_wire([verify_pb2.SourcePace()] * 65), "paces: must be at most 64, not 65"),
+        (lambda: convert.paces_from_wire([verify_pb2.SourcePace()]), "pace.chunk: must be at least 1, not 0"),
+        (
+            lambda: convert.paces_from_wire([verify_pb2.SourcePace(pace=draft_pb2.Pace(chunk=1, run_ahead=129))]),
+            "pace.run_ahead: must be at most 128, not 129",
+        ),
+        (lambda: convert.drafters_from_wire([verify_pb2.Drafter()] * 65), "drafters: must be at most 64, not 65"),
+        (
+            lambda: convert.drafters_from_wire([verify_pb2.Drafter(known_by="a" * 257)]),
+            "known_by: must have at most 256 characters, not 257",
+        ),
+        (lambda: convert.drafters_from_wire([verify_pb2.Drafter(plan="fast")]), "plan: must be auto"),
+        (
+            lambda: convert.drafters_from_wire([verify_pb2.Drafter(plan="stream:9,4")]),
+            "plan: 'stream:9,4': the run-ahead",
+        ),
+    ],
+)
+def test_what_nobody_could_plan_by_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{message}"):
+        call()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 
 from specwire.core.law.sampling import Sampling
+from specwire.core.messages import AssignedDrafter
 from specwire.core.text import BEFORE, Stopping
 from specwire.core.verify.session import Allowance
 from specwire.lm import load_model
@@ -44,8 +45,9 @@ class Played:
     def generate(self, drafter: Drafter, due: int) -> float:
         """Microseconds for COUNT tokens."""
         self._drafter = drafter
-        allowance = Allowance(0, 1 << 20, due)
-        opening = Opening(1, "a", 1, 1, PROMPT, len(PROMPT), Sampling(), Stopping(COUNT), allowance, ngram=self._ngram)
+        drafters = (AssignedDrafter(0, plan=f"stream:{due},{due},{due}"),) if due else ()
+        told = Sampling(), Stopping(COUNT), Allowance(0, 1 << 20)
+        opening = Opening(1, "a", 1, 1, PROMPT, len(PROMPT), *told, ngram=self._ngram, drafters=drafters)
         self._verifier.open(self._link, opening, lambda position: self.truth[position - len(PROMPT)])
         self._clock.run()
         assert self.tokens == self.truth[:COUNT]

@@ -229,7 +229,7 @@ def test_ranks_without_their_scores_are_refused() -> None:
 
 def test_a_policy_may_say_how_far_it_branches() -> None:
     assert parse_policy("auto:1") == CHAIN
-    assert parse_policy("auto:4").branches == 4
+    assert parse_policy("auto:4").assigned(False, branching=True).plan == "auto:4"
     with pytest.raises(InvalidPlan, match="policy: must be auto"):
         parse_policy("auto:0")
 

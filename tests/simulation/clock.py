@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from orchestrator.pool import Pool
 from orchestrator.store import open_store
-from specwire.rpc.channel import open_channel
+from specwire.rpc.channel import open_channel, open_peer_channel
 from specwire.rpc.server import Service, serve
 from tests.simulation.calls import Channel
 from tests.simulation.loop import EPOCH, SimLoop, current_process
@@ -30,6 +30,7 @@ OUTSIDE = {
     "random": random_module,
     "secrets": secrets,
     "open_channel": open_channel,
+    "open_peer_channel": open_peer_channel,
     "open_store": open_store,
     "serve": serve,
 }
@@ -117,6 +118,7 @@ def simulated(
         "random": SimpleNamespace(Random=lambda: Random(random.getrandbits(32)), uniform=random.uniform),
         "secrets": SeededSecrets(random),
         "open_channel": lambda address, tls=None, token="", *_: Channel(network, address, token),
+        "open_peer_channel": lambda address, tls=None, token="": Channel(network, address, token),
         "open_store": view,
         "serve": listen,
     }

@@ -70,7 +70,7 @@ class BatchPlace:
             prompt_length=len(case.prompt),
             sampling=case.sampling,
             stopping=Stopping(case.tokens, frozenset()),
-            allowance=Allowance(0, FAR, False),
+            allowance=Allowance(0, FAR),
         )
         self._engine.inbox.put(Tick(0, self._now_us, opens=(opening,)))
 

@@ -10,7 +10,7 @@ import torch
 
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import FinishReason, Outcome, Proposal
+from specwire.core.messages import AssignedDrafter, FinishReason, Outcome, Proposal
 from specwire.core.model import TORCH
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
@@ -197,9 +197,14 @@ def opening(
         prompt_length=len(prompt),
         sampling=sampling,
         stopping=stopping,
-        allowance=Allowance(allowance.durable, allowance.credit, allowance.due),
+        allowance=allowance,
         **fields,
     )
+
+
+def owing(tokens: int, source: int = 0) -> tuple[AssignedDrafter, ...]:
+    """A drafter whose fixed plan has it send so many tokens behind each verdict."""
+    return (AssignedDrafter(source, plan=f"stream:{tokens},{max(tokens, 32)},{tokens}"),)
 
 
 def chain(number: int, text: Sequence[int], tokens: Sequence[int], offset: int = 0, source: int = 0) -> Proposal:

@@ -39,7 +39,7 @@ def sampling(handle: int, temperature: float) -> Sampling:
 def written(pair: tuple[str, str], headed: bool, temperature: float) -> Rig:
     """More sessions than slots, which begin one after the other; one is cancelled in the middle, some go without."""
     where, head = pair
-    rig = Rig(where, slots=SLOTS, context=CONTEXT, ngram=False, heads=head if headed else None)
+    rig = Rig(where, slots=SLOTS, context=CONTEXT, ngram=False, heads=head if headed else None, growth=0.0)
     waiting, cancelled = dict(enumerate(prompts())), list[int]()
 
     def meanwhile() -> None:

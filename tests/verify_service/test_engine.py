@@ -15,7 +15,7 @@ from specwire.core.messages import FinishReason, Outcome
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm import Feed
 from specwire.rpc.service_thread import Stop
-from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle
+from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle, owing
 from verify_service.engine.engine import LOOK_AGAIN_US
 from verify_service.engine.messages import LinkLost, Refusal, Scoring
 from verify_service.engine.scoring import ScoringJob
@@ -521,7 +521,7 @@ def test_cache_holds_only_decided_text_after_every_step() -> None:
 def test_waits_for_a_proposal_that_is_due_and_worth_it() -> None:
     rig = Rig()
     truth = oracle(rig.lm, PROMPT, 40)
-    rig.open(1, PROMPT, allowance=Allowance(0, 1 << 20, due=4))
+    rig.open(1, PROMPT, drafters=owing(4))
     rig.step()
     rest = rig.step()
     assert rest is not None
@@ -540,7 +540,7 @@ def test_nothing_due_means_no_wait() -> None:
 def test_silent_drafter_costs_little() -> None:
     """Tokens are promised and never come: the waits end by the chance that they fall to, or by the ledger."""
     rig = Rig(context=2000)
-    rig.open(1, PROMPT, max_tokens=256, allowance=Allowance(0, 1 << 20, due=4))
+    rig.open(1, PROMPT, max_tokens=256, drafters=owing(4))
     waited = 0.0
     forward = rig.lm.forward
 
@@ -611,7 +611,7 @@ def test_tokens_wait_for_those_of_the_next_steps_but_not_for_long() -> None:
 
 def test_who_drafts_hears_at_once() -> None:
     rig = Rig(ngram=False, growth=0.0, gather_us=4000.0)
-    rig.open(1, PROMPT, max_tokens=6, allowance=Allowance(0, 1 << 20, due=1))
+    rig.open(1, PROMPT, max_tokens=6, drafters=owing(1))
     assert told_at_a_time(rig) == [1] * 6
     proposed, truth = Rig(ngram=False, growth=0.0, gather_us=4000.0), oracle(rig.lm, PROMPT, 12)
     proposed.open(1, PROMPT, max_tokens=6)

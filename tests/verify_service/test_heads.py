@@ -360,7 +360,7 @@ def test_features_are_charged_for_forwards_and_not_for_plans() -> None:
     for _ in range(5):
         rig.engine._draft(drafting, {held.slot: held}, 1000.0)
     assert held.session.ledger.spare_us(1000.0) == spare_us
-    taken_us = 200.0 * rig.engine.costs.forward.pace
+    taken_us = 200.0 * rig.engine.costs.pace(1)
     drafting.charge_features(1)
     assert held.session.ledger.spare_us(1000.0) == pytest.approx(spare_us - taken_us)
 
@@ -538,7 +538,7 @@ def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(capl
 def test_another_version_of_a_head_is_another_source(failed: bool) -> None:
     """Sessions go on, and learn anew how good it is; it is asked although the one before it was bad, or failed."""
     heads = ScriptedHeads(wrong)
-    rig, taken = rig_with(heads), list[int]()
+    rig, taken = rig_with(heads, growth=0.0), list[int]()
 
     def fail() -> None:
         raise ZeroDivisionError
@@ -777,7 +777,7 @@ def test_texts_are_the_target_s_whatever_layers_it_leaves_out(
 ) -> None:
     where, rigs = with_idle_layer(tmp_path), {}
     for heads in (None, spec):
-        rig = rigs[heads] = Rig(where, slots=5, context=models.CONTEXT, ngram=False, heads=heads)
+        rig = rigs[heads] = Rig(where, slots=5, context=models.CONTEXT, ngram=False, heads=heads, growth=0.0)
         for handle in range(5):
             rig.open(handle, (*PROMPT, *PROMPT, 6 + handle), sampling=sampling, max_tokens=24)
         rig.run()

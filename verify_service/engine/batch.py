@@ -311,6 +311,6 @@ class StepSharing:
             else:
                 decoding, rows = decoding + 1, rows + part.share.rows
                 self.shares.count_rows(part.held.tenant, part.share.rows)
-        without_us = self._costs.of(decoding, behind=False)(rows) if fed and decoding else 0.0
+        without_us = self._costs.of(decoding)(rows) if fed and decoding else 0.0
         extra_us = max(0.0, forward_us - without_us)
         self.shares.fed(fed, extra_us, forward_us, self._active)

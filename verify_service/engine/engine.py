@@ -21,6 +21,7 @@ from specwire.core.law.acceptance import RowChoice
 from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
+from specwire.core.policy.drafters import PlannedStep
 from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import DRAFTED_LATELY_US
 from specwire.core.policy.windows import Share, StepCandidate, least_charge_us, longest_rest, schedule
@@ -103,13 +104,13 @@ class Pauses:
 class UnderWay(NamedTuple):
     """A forward of `parts`, and its rows; see `RowSampler`.
 
-    drafting: a drafter may be at work beside it.
+    disturbed: a drafter on the same cores may be at work beside it.
     """
 
     parts: Sequence[Part]
     rows: Any
     began_us: float
-    drafting: bool
+    disturbed: bool
 
 
 class EngineTally(SpeculationCounts):
@@ -155,13 +156,7 @@ class EngineTally(SpeculationCounts):
 def _may_be_drafted(part: Part) -> bool:
     """Whether a drafter may be at work for its session: an answer is due or came, or the session has only begun."""
     session = part.held.session
-    return session.allowance.due > 0 or part.held.running.proposed or session.ledger.elapsed_us == 0.0
-
-
-def _is_drafted(part: Part) -> bool:
-    """Whether a drafter may be at work for its session: it owes an answer, or the session has only begun."""
-    session = part.held.session
-    return (session.allowance.due > 0 and not part.held.running.proposed) or session.ledger.elapsed_us == 0.0
+    return session.due > 0 or part.held.running.proposed or session.ledger.elapsed_us == 0.0
 
 
 def weight(command: Command) -> int:
@@ -171,6 +166,7 @@ def weight(command: Command) -> int:
             parts = 1 + len(opens) + len(proposals) + len(command.progress) + len(command.closes)
             told = sum(len(opening.tokens) for opening in opens) + sum(1 + len(text.tokens) for text in command.texts)
             told += sum(1 + len(tokens) // PACKED_TOKENS for _, tokens in command.references)
+            told += sum(1 + len(drafters) for _, drafters in command.drafters)
             return parts + len(command.forgotten) + told + sum(len(proposal.tokens) for _, proposal in proposals)
         case Scoring():
             return 1 + len(command.tokens) + sum(map(len, command.others))
@@ -280,7 +276,7 @@ class Engine:
         candidates = self._turns.ordered(shown, runnable)
         decoding = sum(each.uncached == 1 for each in candidates)
         V = self.costs.of(decoding)
-        most_rows = decoding if decoding == 1 and self.costs.forward.doubtful else self._limits.most_rows
+        most_rows = decoding if self.costs.doubtful(decoding) else self._limits.most_rows
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, most_rows)
         if plan.wait_until_us is not None or not self._may_gather(plan.shares, V):
             self.tell()
@@ -338,10 +334,10 @@ class Engine:
         decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
         prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
         batch_us, V = self.costs.plain(max(1, len(decoding))), self.costs.of(len(decoding))
-        doubtful = len(decoding) == 1 and self.costs.forward.doubtful
+        doubtful = self.costs.doubtful(len(decoding))
         if runnable and drafting.works and not doubtful:
             began_us = self._now_us()
-            step = DraftedStep(decoding, prompts, V, plain_us, batch_us, self.costs.forward.pace)
+            step = DraftedStep(decoding, prompts, V, plain_us, batch_us, self.costs.pace(1))
             drafting.draft(step, self._now_us, self.tell)
             self._pauses.drafted_us += self._now_us() - began_us
         return batch_us, least_charge_us(1, len(decoding), V) if decoding else 0.0
@@ -482,9 +478,9 @@ class Engine:
     def begin(self, parts: Sequence[Part]) -> UnderWay:
         """The first half of a forward; nothing else may be done to the model before the second one."""
         feeds = [self._feed(part) for part in parts]
-        began_us, drafting = self._now_us(), any(_is_drafted(part) for part in parts)
+        began_us, disturbed = self._now_us(), any(part.held.running.disturbs for part in parts)
         with detect_out_of_memory():
-            return UnderWay(parts, self.lm.forward(feeds), began_us, drafting)
+            return UnderWay(parts, self.lm.forward(feeds), began_us, disturbed)
 
     def end(self, under_way: UnderWay, ended_us: float) -> None:
         """The second half: choose and decide. ended_us: when the target had computed."""
@@ -498,13 +494,13 @@ class Engine:
             self._sharing.took(parts, timings.forward_us)
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
-        self._decide(parts, told, failed, timings, under_way.drafting)
+        self._decide(parts, told, failed, timings, under_way.disturbed)
 
     def _timed(self, parts: Sequence[Part], began_us: float, ended_us: float) -> StepTimings:
-        """Account for a step whose tokens are chosen: its times, and what a plain step of so many sessions costs."""
+        """Account for the times of a step whose tokens are chosen."""
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
-        plain_us, drafts_us = self.costs.told(len(parts))
+        self.sessions.forward_us = (began_us, ended_us)
         timings = StepTimings(
             step=self.steps,
             sessions=len(parts),
@@ -514,8 +510,6 @@ class Engine:
             gap_us=round(pauses.gap_us(began_us)),
             waited_us=round(pauses.waited_us),
             forward_ended_ns=round(ended_us * 1000),
-            plain_us=round(plain_us),
-            drafts_us=round(drafts_us),
             drafted_us=round(pauses.drafted_us),
         )
         self.steps += 1
@@ -537,13 +531,13 @@ class Engine:
         told: Sequence[RowChoice],
         failed: frozenset[int],
         timings: StepTimings,
-        drafting: bool,
+        disturbed: bool,
     ) -> None:
         # The time that features take counts as the head's: plain decoding would not have kept any, nor other windows.
         tapped_us = 0.0 if self._drafting is None else min(timings.forward_us, self._drafting.tapped_us(len(parts)))
         forward_us = timings.forward_us - tapped_us
         unexpected_us = self.costs.unexpected_us(len(parts), timings.rows, forward_us + timings.gap_us)
-        plain_us = self._learn(parts, timings, forward_us, drafting)
+        plain_us = self._learn(parts, timings, forward_us, disturbed)
         windows = sum(part.share.window for part in parts)
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
@@ -554,15 +548,17 @@ class Engine:
             head = part.share.kind is SourceKind.HEAD
             charge = StepCharge(plain_us, timings.waited_us, charged, unexpected_us + tapped_us, head)
             with self.sessions.containing(part.held):
-                self._decide_one(part, choice, part.share.slot in failed, report, charge)
+                self._decide_one(part, choice, part.share.slot in failed, report, charge, len(parts))
 
-    def _decide_one(self, part: Part, choice: RowChoice, failed: bool, report: Report, charge: StepCharge) -> None:
+    def _decide_one(
+        self, part: Part, choice: RowChoice, failed: bool, report: Report, charge: StepCharge, sessions: int
+    ) -> None:
         if failed:
             self._mistrust(part)
         elif choice.failure is not None:
             raise choice.failure
         elif choice.tokens:
-            self._resolve(part, choice, report, charge)
+            self._resolve(part, choice, report, charge, sessions)
         elif part.wanted:
             # Its constraint has not answered yet: it is left out until then, and tried again.
             self.lm.rollback(part.share.slot, part.held.session.position - 1)
@@ -580,18 +576,22 @@ class Engine:
             message = f"the target's logits before position {held.session.position} are not finite"
             self.sessions.fail(held, Code.ABORTED, message)
 
-    def _learn(self, parts: Sequence[Part], timings: StepTimings, forward_us: float, drafting: bool) -> float | None:
-        """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt)."""
-        if any(part.share.fresh > 1 or not part.share.decides for part in parts):
+    def _learn(self, parts: Sequence[Part], timings: StepTimings, forward_us: float, disturbed: bool) -> float | None:
+        """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt).
+
+        A disturbed step tells nothing, and is charged for what it took longer.
+        """
+        prompted = any(part.share.fresh > 1 or not part.share.decides for part in parts)
+        if prompted or disturbed:
             self.costs.interrupted()
-            return None
+            return None if prompted else self.costs.plain(len(parts))
         waited, rows = timings.waited_us > 0, timings.rows
-        plain_us = self.costs.observe(len(parts), rows, forward_us, timings.gap_us, drafting, waited)
+        plain_us = self.costs.observe(len(parts), rows, forward_us, timings.gap_us, waited)
         if self._drafting is not None:
             self._drafting.charge_features(len(parts))
         return plain_us
 
-    def _resolve(self, part: Part, choice: RowChoice, report: Report, charge: StepCharge) -> None:
+    def _resolve(self, part: Part, choice: RowChoice, report: Report, charge: StepCharge, sessions: int) -> None:
         held, session = part.held, part.held.session
         if session.room == 0:
             # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
@@ -610,21 +610,19 @@ class Engine:
         if self._sharing is not None:
             self._sharing.shares.count_decided(held.tenant, len(verdict.tokens))
         if verdict.tokens:
-            self._report(held, verdict, report, charge)
+            self._report(held, verdict, report, charge, sessions)
         if session.stuck:
             self.sessions.give_up(held)
         elif verdict.finish is not None:
             self.sessions.linger(held)
 
-    def _report(self, held: Held, verdict: Verdict, report: Report, charge: StepCharge) -> None:
-        """Tell its link what was decided, and charge the session for it."""
+    def _report(self, held: Held, verdict: Verdict, report: Report, charge: StepCharge, sessions: int) -> None:
+        """Tell its link what was decided, charge the session for it, and plan its drafters."""
         session, now_us = held.session, self._now_us()
-        answer = held.running.decided(now_us, len(verdict.tokens), charge)
-        verdict = verdict._replace(
-            delay_us=round(answer.delay_us),
-            answered=answer.source,
-            ledger_us=round(session.ledger.balance_us),
-        )
+        held.running.decided(now_us, len(verdict.tokens), charge)
+        spare_us = session.ledger.spare_us(self.costs.plain(1))
+        paces = held.running.planned(verdict, PlannedStep(sessions, self.costs.of, spare_us, charge.waited_us))
+        verdict = verdict._replace(ledger_us=round(session.ledger.balance_us), paces=paces)
         report.decided.append(Decided(held.handle, held.attach, verdict))
         report.urgent |= verdict.finish is not None or session.room == 0
 

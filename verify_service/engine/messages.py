@@ -13,7 +13,7 @@ from typing import NamedTuple
 from specwire.core.invalid import Code
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, TokenScore
-from specwire.core.messages import Proposal, Verdict
+from specwire.core.messages import AssignedDrafter, Proposal, SourcePace, Verdict
 from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 
@@ -34,8 +34,8 @@ class Opening:
     """Validated; see Open in verify.proto. deadline_us: on the engine's clock, None for none.
 
     ngram, head: the verifier may propose from the text itself, by a head. epoch: see `specwire.core.law.noise`.
-    prediction: what the output may look like. references: tokens of each document of the request's own.
-    scope: sessions of the same scope may share its cache; shared: and be proposed its text.
+    prediction: what the output may look like. drafters: of the session. references: tokens of each document
+    of the request's own. scope: sessions of the same scope may share its cache; shared: and be proposed its text.
     priority: orders the sessions that wait within a scope.
     tenant: whom the link belongs to, where there are tenants (`specwire.core.policy.shares`).
     """
@@ -60,6 +60,7 @@ class Opening:
     tenant: str = ""
     shared: bool = False
     references: tuple[int, ...] = ()
+    drafters: tuple[AssignedDrafter, ...] = ()
 
     @property
     def generation(self) -> tuple[int, int]:
@@ -78,7 +79,7 @@ class EarlierText(NamedTuple):
 class Tick:
     """One message of a link: what happened to its sessions, and when it arrived (microseconds, engine's clock).
 
-    proposals, progress, references: each with its session's handle.
+    proposals, progress, references, drafters: each with its session's handle; drafters are all that it has by then.
     """
 
     link: int
@@ -90,6 +91,7 @@ class Tick:
     forgotten: tuple[str, ...] = ()
     texts: tuple[EarlierText, ...] = ()
     references: tuple[tuple[int, array[int]], ...] = ()
+    drafters: tuple[tuple[int, tuple[AssignedDrafter, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class Decided(NamedTuple):
 class Admitted:
     """tail: what was decided beyond `position` before this connection; resumed: the session was held.
 
-    cached: positions before `position` that need no forward.
+    cached: positions before `position` that need no forward. paces: of its drafters.
     """
 
     handle: int
@@ -182,6 +184,7 @@ class Admitted:
     resumed: bool = False
     tail: tuple[Decided, ...] = ()
     cached: int = 0
+    paces: tuple[SourcePace, ...] = ()
 
 
 class StepTimings(NamedTuple):
@@ -195,8 +198,6 @@ class StepTimings(NamedTuple):
     gap_us: int
     waited_us: int
     forward_ended_ns: int
-    plain_us: int = 0
-    drafts_us: int = 0
     drafted_us: int = 0
 
 

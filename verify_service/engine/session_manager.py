@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from specwire.core.invalid import Code
-from specwire.core.messages import FinishReason, Proposal, Verdict
+from specwire.core.messages import AssignedDrafter, FinishReason, Proposal, Verdict
 from specwire.core.model import ModelLost, SlotModel, out_of_memory
+from specwire.core.policy.drafters import LearntDrafters
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.policy.shares import TenantShares
@@ -54,7 +55,7 @@ class SessionManager:
     """Owns the roster and the slots. `counts`: what was ignored or dropped, by reason.
 
     `texts`: of sessions, to propose from. `earlier`: those of ended sessions that are to be among them.
-    `references`: of requests.
+    `references`: of requests. `drafters`: what sessions learnt of theirs.
 
     Args:
         ngram: sessions may guess from their own text; without, from `known` only. detach_grace_us: how long a session
@@ -84,7 +85,9 @@ class SessionManager:
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
         self._ngram, self._head = ngram, HeadAcceptance() if head else None
-        self._rests = LearntRests(lm.slots)
+        self._rests, self.drafters = LearntRests(lm.slots), LearntDrafters()
+        # When the last forward began and ended.
+        self.forward_us = (0.0, 0.0)
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
@@ -125,6 +128,9 @@ class SessionManager:
         for handle, allowance in tick.progress:
             with self._answering(tick.link, handle):
                 self._allow(tick, handle, allowance)
+        for handle, drafters in tick.drafters:
+            with self._answering(tick.link, handle):
+                self._assign(tick, handle, drafters)
         for handle, tokens in tick.references:
             with self._answering(tick.link, handle):
                 self._refer(tick, handle, tokens)
@@ -182,12 +188,22 @@ class SessionManager:
         if held is not None and held.session.references is not None:
             self.references.add(held.session.references, tokens)
 
+    def _assign(self, tick: Tick, handle: int, drafters: Sequence[AssignedDrafter]) -> None:
+        held = self.roster.get(tick.link, handle)
+        if held is None:
+            self.counts["drafters of an unknown session"] += 1
+            return
+        self._have(held, drafters)
+
+    def _have(self, held: Held, drafters: Sequence[AssignedDrafter]) -> None:
+        held.session.assign(drafters, lambda known_by: self.drafters.of(held.scope, known_by), waits=True)
+
     def _propose(self, tick: Tick, handle: int, proposal: Proposal) -> None:
         held = self.roster.get(tick.link, handle)
         if held is None:
             self.counts["proposal for an unknown session"] += 1
             return
-        self._offers[held.running.propose(proposal, tick.arrived_us)] += 1
+        self._offers[held.running.propose(proposal, tick.arrived_us, self.forward_us)] += 1
 
     def _allow(self, tick: Tick, handle: int, allowance: Allowance) -> None:
         held = self.roster.get(tick.link, handle)
@@ -260,6 +276,8 @@ class SessionManager:
         self.roster.attach(held, link, opening)
         held.deadline_us, held.scope, held.priority = opening.deadline_us, opening.scope, opening.priority
         held.tenant = opening.tenant
+        session.drafters = {}  # its sources are numbered anew, and nothing that was told before counts
+        self._have(held, opening.drafters)
         if session.references is not None and opening.references:
             session.references.restart(opening.references)
         balance_us = round(session.ledger.balance_us)
@@ -296,6 +314,7 @@ class SessionManager:
             tenant=opening.tenant,
             most_length=min(self._lm.info.context, opening.prompt_length + opening.stopping.max_tokens),
         )
+        self._have(held, opening.drafters)
         if former is not None:
             self.slot_queue.succeed(former, held)
             return None
@@ -382,7 +401,8 @@ class SessionManager:
     def _admitted(self, held: Held, position: int, resumed: bool = False, tail: tuple[Decided, ...] = ()) -> None:
         """`position`: the length of the text that it was opened with."""
         cached, held.told = min(position, self._lm.cached(held.slot)), True
-        admitted = Admitted(held.handle, held.attach, position, resumed, tail, cached)
+        paces = held.running.new_paces()
+        admitted = Admitted(held.handle, held.attach, position, resumed, tail, cached, paces)
         self.report(held.link).admitted.append(admitted)
 
     def _finished(self, report: Report, handle: int, attach: int, session: VerifySession) -> None:

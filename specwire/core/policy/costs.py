@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from specwire.core.policy.estimates import ForwardTimes, interpolated, likely, smoothed
+from specwire.core.policy.estimates import ForwardTimes, interpolated, smoothed, typical
 from specwire.core.policy.tunables import (
-    CALM_STEPS,
-    DECAY,
+    DOUBTED_AFTER,
+    FORGOTTEN_AFTER,
     GUESSED_SHARE,
+    LEAST_SEEN,
     LEAST_TIMING_US,
-    LEAST_WINDOW_SHARE,
     LIKELY_SHARE,
     MEANT_OVER,
-    NEGLIGIBLE,
-    PRIOR_WINDOW_ROWS,
-    PRIOR_WINDOWS,
+    OUTLIER,
+    PACE_WEIGHT,
+    PLAIN_PACE_WEIGHT,
+    SEEN_STEPS,
     SLACK_DEVIATIONS,
     STEP_OUTLIER,
-    STEP_WEIGHT,
     TIMING_WEIGHT,
     TOLERATED_SHARE,
     TOLERATED_STEPS,
@@ -30,11 +31,11 @@ from specwire.core.policy.tunables import (
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What steps cost: V(m, rows), the plain step of a batch, and the software around a forward. Pure; microseconds.
+# V[rows, sessions]: what a step takes, its forward and the software around that. Pure; microseconds.
 
 
 class BatchTimes:
-    """V(m, rows): a forward of several sessions, from V(m) of one session and what further sessions add to it.
+    """V(m, rows) as it was measured at start: a forward of several sessions, from V(m) of one and what others add.
 
     A row of another session costs more than one more row of the same, because it has keys and values of its own to
     read. What further sessions add is interpolated between the measured numbers of sessions and of positions. Beyond
@@ -51,9 +52,9 @@ class BatchTimes:
         for (sessions, depth), time_us in sorted(measured.items()):
             self._added.setdefault(sessions, {})[depth] = time_us - forward.at(sessions * depth)
 
-    def at(self, sessions: int, rows: int) -> float:
+    def at(self, sessions: int, rows: float) -> float:
         """It takes at least one row's time: the addition is negative where V(m) was measured in a hiccup."""
-        alone = self._forward.measured
+        alone = self._forward.at
         return max(alone(1), alone(rows) + self._of_further(sessions, rows / sessions))
 
     def _of_further(self, sessions: int, depth: float) -> float:
@@ -66,71 +67,84 @@ class BatchTimes:
         return interpolated({1: 0.0, **added}, sessions)
 
 
-class WindowCosts:
-    """What windows add to the plain steps of batches of about one size: V(m, rows), and what it was seen to be beyond.
+class WiderSteps:
+    """What steps of about so many sessions take now, against what was measured at start.
 
-    V(m, rows) is measured with forwards of one shape in a row. Between plain steps a window also changes the shape,
-    which costs so much for any window, however short. So what was seen beyond V is a straight line over a window's
-    rows: least squares with decay, held to zero as if that had been seen PRIOR_WINDOWS times. Measurements fade with
-    every step. Else windows that were once too expensive would never run again, and nothing would show that they have
-    become cheaper.
+    A machine that others share may be twice as slow a second later, with all that it computes. So `pace` tells how many
+    times as long as measured a plain step takes now, software included; and a window counts by how many times as long
+    as measured it took beside a plain step, where one follows the other: by the median of the last SEEN_STEPS pairs,
+    since either may have met something else on the machine. What does not run is soon thought to be as it was measured
+    again: what was too dear once would never be tried.
 
-    `behind_us`: what a step with windows adds to the one behind it, on average, where that is a plain one and no
-    drafter is at work. It finds other shapes and colder caches, and chooses among more rows before it: on two cores a
-    fifth of a plain step of 8 sessions, nearly as much as the windows themselves.
+    Widths are rows for each session, in quarters.
     """
 
-    def __init__(self) -> None:
-        # Sums over what was seen, of weights, rows, rows squared, microseconds, and rows times microseconds.
-        self._weight = self._rows = self._squares = self._beyond_us = self._product = self._behind_us = 0.0
-        self._any_us = self._row_us = 0.0
+    def __init__(self, pace: float = 1.0) -> None:
+        self.pace = pace
+        self._seen: dict[float, deque[float]] = {}
+        self._known: dict[float, float] = {}
+        self._unseen = 0
+        # Width of the last step, and the pace that it showed. Likewise the last plain one's, and steps since.
+        self._last: tuple[float, float] | None = None
+        self._confirmed, self._since = pace, 0
+
+    def factor(self, width: float) -> float:
+        """Times as long as measured that steps of this width take beside plain ones; below the least seen, 1."""
+        known = self._known
+        return interpolated(known, width) if known and width >= next(iter(known)) else 1.0
 
     @property
-    def behind_us(self) -> float:
-        return max(0.0, self._behind_us / (self._weight + PRIOR_WINDOWS))
+    def narrowest(self) -> float:
+        """The least width beyond a plain step's that was seen often enough; infinite if none was."""
+        return next(iter(self._known), math.inf)
 
-    def at(self, rows: int, expected_us: float) -> float:
-        """What windows of so many `rows` add where V says `expected_us`; at least LEAST_WINDOW_SHARE of that."""
-        return max(LEAST_WINDOW_SHARE * expected_us, expected_us + self._any_us + self._row_us * rows)
+    def observe(self, width: float, taken: float) -> None:
+        """A step took so many times as long as it was measured. A single slow one moves the pace little."""
+        plain = width == 1.0
+        shown = min(max(taken / self.factor(width), self.pace / OUTLIER), self.pace * OUTLIER)
+        self.pace *= (shown / self.pace) ** (PLAIN_PACE_WEIGHT if plain else PACE_WEIGHT)
+        last, self._last = self._last, (width, taken)
+        self._since += 1
+        if plain:
+            self._confirmed, self._since = shown, 0
+            self._forget()
+        if last is not None and plain != (last[0] == 1.0):
+            self._note(*((last[0], last[1] / taken) if plain else (width, taken / last[1])))
 
-    def observe(self, rows: int, seen_us: float, expected_us: float) -> None:
-        """Note how long a step's windows took beyond its plain step. It may be negative, because both are measured."""
-        beyond_us = seen_us - expected_us
-        self._fade(DECAY)
-        self._weight += 1.0
-        self._rows += rows
-        self._squares += rows * rows
-        self._beyond_us += beyond_us
-        self._product += rows * beyond_us
-        self._fit()
+    def interrupted(self) -> None:
+        """What comes next does not follow the last step."""
+        self._last = None
 
-    def left_behind(self, behind_us: float) -> None:
-        """Note how much longer than its like the plain step behind the last windows took."""
-        self._behind_us += behind_us
+    @property
+    def doubtful(self) -> bool:
+        """Whether a plain step should show if the machine has changed, or what windows cost: windows alone cannot tell.
 
-    def fade(self) -> None:
-        """Note a step without windows."""
-        if self._weight:
-            self._fade(DECAY if self._weight > NEGLIGIBLE else 0.0)
-            self._fit()
+        Two are asked for, of which the first may be slow for what the window left behind.
+        """
+        changed = not 1 / STEP_OUTLIER < self.pace / self._confirmed < STEP_OUTLIER
+        return changed and self._since >= DOUBTED_AFTER
 
-    def _fade(self, kept: float) -> None:
-        self._weight *= kept
-        self._rows *= kept
-        self._squares *= kept
-        self._beyond_us *= kept
-        self._behind_us *= kept
-        self._product *= kept
+    def _note(self, width: float, taken: float) -> None:
+        self._seen.setdefault(width, deque(maxlen=SEEN_STEPS)).append(taken)
+        self._refine()
 
-    def _fit(self) -> None:
-        weight, squares = self._weight + PRIOR_WINDOWS, self._squares + PRIOR_WINDOWS * PRIOR_WINDOW_ROWS**2
-        determinant = weight * squares - self._rows**2
-        self._any_us = (squares * self._beyond_us - self._rows * self._product) / determinant
-        self._row_us = (weight * self._product - self._rows * self._beyond_us) / determinant
+    def _forget(self) -> None:
+        """Of a plain step: now and then one step of each width is forgotten."""
+        self._unseen += 1
+        if self._unseen >= FORGOTTEN_AFTER and self._seen:
+            self._unseen = 0
+            for width, taken in list(self._seen.items()):
+                taken.popleft()
+                if not taken:
+                    del self._seen[width]
+            self._refine()
+
+    def _refine(self) -> None:
+        self._known = {width: typical(taken) for width, taken in sorted(self._seen.items()) if len(taken) >= LEAST_SEEN}
 
 
 class StepCosts:
-    """What steps cost, learned from steps. The ledger charges against `plain`.
+    """V[rows, sessions], learned from steps. The ledger charges against `plain`.
 
     Args:
         forward: V(m), measured at start with nothing else running.
@@ -139,120 +153,70 @@ class StepCosts:
 
     def __init__(self, forward: ForwardTimes, batches: Mapping[tuple[int, int], float] | None = None) -> None:
         self.forward = forward
-        self._batch = BatchTimes(forward, batches or {})
-        self._plain: dict[int, float] = {}
-        # Time around the forwards of any step, by the size of the batch up to a power of two. For batches it is used
-        # only until plain steps are known.
-        self._around: dict[int, float] = {}
-        # By the size of the batch up to a power of two.
-        self._window_costs: defaultdict[int, WindowCosts] = defaultdict(WindowCosts)
-        self._calm = CALM_STEPS
-        # Whether the last step had a window: the one behind it is slower, for what that left behind. Of how many
-        # sessions it was, if nothing else came between.
-        self._windowed = False
-        self._windowed_sessions = 0
-        # What windows add, by (sessions, rows), and steps of a session alone, by rows; forgotten when they are refined.
-        self._windows_us: dict[tuple[int, int], float] = {}
-        self._alone_us: dict[int, float] = {}
+        self._measured = BatchTimes(forward, batches or {})
+        # By the number of sessions up to a power of two.
+        self._sizes: dict[int, WiderSteps] = {}
 
-    def of(self, sessions: int, behind: bool = True) -> Callable[[int], float]:
-        """A function from a step's rows, over all `sessions`, to its time: forward and software. For one plan.
+    def of(self, sessions: int) -> Callable[[int], float]:
+        """A function from a step's rows, over all `sessions`, to its time. For one plan.
 
-        behind: with what windows add to the step behind it, which is lost with them, but charged to no ledger.
+        A window takes no less than the plain step, nor more than plain steps for all its rows, or than a wider one that
+        was seen.
         """
-        if sessions < 2:
-            return self._of_one
-        plain_us = self.plain(sessions)
-        costs = self._costs_of_windows(sessions)
-        behind_us = costs.behind_us if behind else 0.0
+        sessions = max(1, sessions)
+        seen, measured = self._of(sessions), self._measured
+        plain_us = measured.at(sessions, sessions)
+        least_seen = sessions * seen.narrowest
+        most_us = seen.factor(seen.narrowest) * measured.at(sessions, least_seen) if least_seen < math.inf else math.inf
 
         def step_us(rows: int) -> float:
             if rows <= sessions:
-                return plain_us
-            return plain_us + costs.at(rows - sessions, self._windows(sessions, rows)) + behind_us
+                return seen.pace * plain_us
+            us = min(measured.at(sessions, rows) * seen.factor(rows / sessions), plain_us * math.ceil(rows / sessions))
+            return seen.pace * max(plain_us, min(us, most_us) if rows < least_seen else us)
 
         return cache(step_us)
 
-    def _of_one(self, rows: int) -> float:
-        known = self._alone_us.get(rows)
-        if known is None:
-            known = self._alone_us[rows] = self.forward.at(rows) + self._beside(1, self.forward.at(1))
-        return known
-
     def plain(self, sessions: int) -> float:
-        """Time of a step that decides one token for each of `sessions`: forward and software."""
-        if sessions < 2:
-            return self._of_one(1)
-        known = self._plain.get(sessions)
-        return self._like(sessions) if known is None else known
+        """Time of a step that decides one token for each of `sessions`."""
+        return self._of(sessions).pace * self._measured.at(sessions, sessions)
 
-    def told(self, sessions: int) -> tuple[float, float]:
-        """What drafters plan with: the plain step, and what a draft token for each of `sessions` would add to it."""
-        plain_us = self.plain(sessions)
-        return plain_us, max(0.0, self.of(sessions)(2 * sessions) - plain_us)
+    def pace(self, sessions: int) -> float:
+        """How many times as long as measured at start plain steps take now."""
+        return self._of(sessions).pace
 
-    def _like(self, sessions: int) -> float:
-        """Time of a plain step of a size that was not seen yet.
+    def doubtful(self, sessions: int) -> bool:
+        """See WiderSteps."""
+        return self._of(sessions).doubtful
 
-        It is scaled from the next known size, which reflects how long the texts are, or else as measured at start.
-        """
-        forward_us = self._batch.at(sessions, sessions)
-        near = min(self._plain, key=lambda known: abs(known - sessions), default=None)
-        if near is not None:
-            return self._plain[near] * forward_us / self._batch.at(near, near)
-        return forward_us + self._beside(sessions, forward_us)
-
-    def _beside(self, sessions: int, forward_us: float) -> float:
-        return min(self._around.get(sessions.bit_length(), 0.0), forward_us)
-
-    def _windows(self, sessions: int, rows: int) -> float:
-        """What the rows of windows are expected to add to the plain step."""
-        known = self._windows_us.get((sessions, rows))
+    def _of(self, sessions: int) -> WiderSteps:
+        """One of a new size is as slow as the machine was with the size next to it."""
+        size = sessions.bit_length()
+        known = self._sizes.get(size)
         if known is None:
-            known = max(0.0, self._batch.at(sessions, max(rows, sessions)) - self._batch.at(sessions, sessions))
-            self._windows_us[sessions, rows] = known
+            near = min(self._sizes, key=lambda other: abs(other - size), default=None)
+            known = self._sizes[size] = WiderSteps(1.0 if near is None else self._sizes[near].pace)
         return known
 
-    def observe(
-        self, sessions: int, rows: int, forward_us: float, around_us: float, drafting: bool, waited: bool
-    ) -> float | None:
+    def observe(self, sessions: int, rows: int, forward_us: float, around_us: float, waited: bool) -> float | None:
         """Note a step without prefill; returns what the plain step of its batch costs, None if it was one itself.
 
-        A plain step counts as such only while no drafter was at work (`drafting`). around_us: time between the forward
-        before and this one for choosing, resolving and commands, without waiting and idling.
+        around_us: time between the forward before and this one for choosing, resolving and commands, without waiting
+        and idling.
         """
-        plain, size = rows == sessions, sessions.bit_length()
-        self._calm = 0 if drafting else self._calm + 1
-        calm, known_us = self._calm >= CALM_STEPS, self._around.get(size)
-        around_us = min(around_us, forward_us)
-        if plain or known_us is None:
-            self._around[size] = smoothed(known_us, around_us, STEP_WEIGHT)
-        if sessions > 1:
-            self._observe_batch(sessions, rows, forward_us + around_us, calm)
-        else:
-            self._observe_one(rows, forward_us, around_us, calm)
-        self._windowed = not plain
-        self._alone_us.clear()
-        return None if plain and not waited else self.plain(sessions)
-
-    def _observe_one(self, rows: int, forward_us: float, around_us: float, calm: bool) -> None:
-        """Note a step of one session. What a window adds to the time around its forward counts as the window's.
-
-        A window is taken to last at least about as long as its forward. If plain steps met a busy machine and windows
-        did not, the difference would be negative, and V with it.
-        """
-        self._windowed_sessions = 0
-        if rows > 1:
-            window_us = forward_us + around_us - self._around[1]
-            self.forward.observe(rows, max(window_us, forward_us / STEP_OUTLIER))
-        elif calm and not self._windowed:
-            self.forward.observe(rows, forward_us)
-        self._windows_us.clear()
+        step_us = forward_us + min(around_us, forward_us)
+        width = 1.0 if rows <= sessions else max(1.25, round(4 * rows / sessions) / 4)
+        seen = self._of(sessions)
+        seen.observe(width, step_us / self._measured.at(sessions, rows))
+        for other in self._sizes.values():
+            if other is not seen:
+                other.interrupted()
+        return None if width == 1.0 and not waited else self.plain(sessions)
 
     def interrupted(self) -> None:
-        """A step that is not observed, or a pause: what the next one finds, no windows left behind."""
-        self._windowed_sessions = 0
-        self.forward.interrupted()
+        """A step that is not observed, or a pause: what comes next does not follow the last step."""
+        for seen in self._sizes.values():
+            seen.interrupted()
 
     def unexpected_us(self, sessions: int, rows: int, step_us: float) -> float:
         """How much longer a step with windows took than such steps take now; negative: shorter.
@@ -260,27 +224,7 @@ class StepCosts:
         That is the machine's doing, and a plain step might have met the same. Charged for it, a session would be in
         debt by no fault of its drafts, and plain steps hardly repay that (LOG).
         """
-        return step_us - self.of(sessions, behind=False)(rows) if rows > sessions else 0.0
-
-    def _observe_batch(self, sessions: int, rows: int, step_us: float, calm: bool) -> None:
-        plain_us, costs = self.plain(sessions), self._costs_of_windows(sessions)
-        behind, self._windowed_sessions = self._windowed_sessions == sessions, 0
-        if rows > sessions:
-            expected_us = self._windows(sessions, rows)
-            likely_us = likely(step_us, plain_us + costs.at(rows - sessions, expected_us))
-            costs.observe(rows - sessions, likely_us - plain_us, expected_us)
-            self._windowed_sessions = sessions
-        else:
-            likely_us = likely(step_us, plain_us)
-            if behind and calm:
-                costs.left_behind(likely_us - plain_us)
-            costs.fade()
-        # A step with windows that is shorter than the known plain step shows that plain steps have become shorter.
-        if likely_us < plain_us or (calm and rows == sessions and not self._windowed):
-            self._plain[sessions] = plain_us + STEP_WEIGHT * (likely_us - plain_us)
-
-    def _costs_of_windows(self, sessions: int) -> WindowCosts:
-        return self._window_costs[sessions.bit_length()]
+        return step_us - self.of(sessions)(rows) if rows > sessions else 0.0
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -292,13 +236,25 @@ REMEMBERED_VERDICTS = 1024
 MOST_AWAITED = 8
 
 
+class Turn(NamedTuple):
+    """Tokens that a drafter is asked for behind each verdict, and what one takes; 0.0 where that is not known."""
+
+    tokens: int
+    token_us: float
+
+
+NO_TURNS: Mapping[int, Turn] = {}
+
+
 @dataclass(slots=True)
 class Expectation:
     """The delay from a verdict to a source's proposal that answers it: mean, mean deviation, how often it was in time.
 
     A new chain answers the verdict that ended at its base, wherever later verdicts stand; a chunk of a chain that goes
     on answers the last verdict. `chance` is judged on every verdict, waited for or not. Only the delay of new chains is
-    reported: a chain that goes on was under way before the verdict that it is compared with.
+    told: a chain that goes on was under way before the verdict that it is compared with.
+
+    asked: tokens that it was of on average, of a drafter that the verifier takes turns with.
     """
 
     delay_us: float | None = None
@@ -306,7 +262,7 @@ class Expectation:
     chance: float = 1.0
     arrived: bool = True
     skipped: int = 0
-    last_delay_us: float = 0.0
+    asked: float = 0.0
     _since_us: float | None = None
     _verdicts: dict[int, float] = field(default_factory=dict)
 
@@ -321,30 +277,30 @@ class Expectation:
         self._remember(end, now_us)
         self.arrived = False
 
-    def take_delay(self) -> float:
-        """The delay to be reported, once; 0 if there is none."""
-        told, self.last_delay_us = self.last_delay_us, 0.0
-        return told
-
     def _remember(self, end: int, now_us: float) -> None:
         self._since_us = now_us
         self._verdicts[end] = now_us
         if len(self._verdicts) > REMEMBERED_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
 
-    def proposal(self, base: int, offset: int, arrived_us: float, live: bool) -> None:
-        """A proposal arrived. live: it agrees with the text; one that does not answered an older verdict."""
+    def proposal(self, base: int, offset: int, arrived_us: float, live: bool, turn: Turn | None = None) -> float:
+        """A proposal arrived. live: it agrees with the text; one that does not answered an older verdict.
+
+        Returns:
+            How long after the verdict that it answers; 0.0 where it goes on with a chain, or answers none.
+        """
         asked_us = self._asked(base, offset)
         first = not self.arrived
         self.arrived = self.arrived or live
         if asked_us is None or not (first or offset == 0):
-            return
+            return 0.0
         delay_us = max(0.0, arrived_us - asked_us)
+        if turn is not None:
+            self.asked = smoothed(self.asked or None, turn.tokens)
         self._learn(delay_us)
-        if offset == 0:
-            self.last_delay_us = self.last_delay_us or delay_us
+        return delay_us if offset == 0 else 0.0
 
-    def due(self, plain_step_us: float) -> tuple[float, float] | None:
+    def due(self, plain_step_us: float, turn: Turn | None = None) -> tuple[float, float] | None:
         """(expected, latest) arrival of the answer to the last verdict; None if it is here or none was asked for."""
         since = self._since_us
         if self.arrived or since is None:
@@ -353,7 +309,18 @@ class Expectation:
             expected = GUESSED_SHARE * plain_step_us
             return since + expected, since + 2 * expected
         share = GUESSED_SHARE if self.skipped >= TRIAL_VERDICTS else 1.0
-        return since + share * self.delay_us, since + self._latest()
+        further_us = self._further_us(turn)
+        return since + share * self.delay_us + further_us, since + self._latest() + further_us
+
+    def latest_us(self, turn: Turn) -> float:
+        """How long after a verdict its answer is waited for; as long as drafting takes where none was seen."""
+        if self.delay_us is None:
+            return turn.tokens * turn.token_us
+        return self._latest() + self._further_us(turn)
+
+    def _further_us(self, turn: Turn | None) -> float:
+        """By how much longer than on average what is asked for takes."""
+        return (turn.tokens - self.asked) * turn.token_us if turn is not None and self.asked else 0.0
 
     def _learn(self, delay_us: float) -> None:
         if self.delay_us is None:
@@ -372,16 +339,6 @@ class Expectation:
 
     def _judge(self, kept: bool) -> None:
         self.chance += TIMING_WEIGHT * ((1.0 if kept else 0.0) - self.chance)
-
-
-class DueAnswer(NamedTuple):
-    """The delay from a verdict to the answer of `source`; (0, 0.0) where none came."""
-
-    source: int
-    delay_us: float
-
-
-NO_ANSWER = DueAnswer(0, 0.0)
 
 
 class Due(NamedTuple):
@@ -404,9 +361,11 @@ class Expectations:
         self.by_source: dict[int, Expectation] = {}
         self._unheard = Expectation()
 
-    def proposal(self, source: int, base: int, offset: int, arrived_us: float, live: bool) -> None:
+    def proposal(
+        self, source: int, base: int, offset: int, arrived_us: float, live: bool, turn: Turn | None = None
+    ) -> float:
         """See Expectation.proposal."""
-        self._of(source).proposal(base, offset, arrived_us, live)
+        return self._of(source).proposal(base, offset, arrived_us, live, turn)
 
     def _of(self, source: int) -> Expectation:
         known = self.by_source.get(source)
@@ -419,22 +378,26 @@ class Expectations:
                 del self.by_source[min(self.by_source)]
         return known
 
-    def verdict(self, end: int, now_us: float, waited: bool) -> DueAnswer:
-        """A verdict goes out; returns the answer that is reported with it: the sources take turns."""
-        told = NO_ANSWER
-        for source, expectation in list(self.by_source.items()):
+    def verdict(self, end: int, now_us: float, waited: bool) -> None:
+        """A verdict goes out."""
+        for expectation in (*self.by_source.values(), self._unheard):
             expectation.verdict(end, now_us, waited)
-            if not told.source and (delay_us := expectation.take_delay()):
-                told = DueAnswer(source, delay_us)
-                self.by_source[source] = self.by_source.pop(source)
-        self._unheard.verdict(end, now_us, waited)
-        return told
 
-    def due(self, plain_step_us: float) -> Due | None:
-        """The answer to the last verdict that is worth waiting for; None if all are here or none was asked for."""
+    def latest_us(self, source: int, turn: Turn) -> float:
+        """See Expectation."""
+        return self.by_source.get(source, self._unheard).latest_us(turn)
+
+    def due(self, plain_step_us: float, turns: Mapping[int, Turn] = NO_TURNS) -> Due | None:
+        """The answer to the last verdict that is worth waiting for; None if all are here or none was asked for.
+
+        turns: by source, of drafters that the verifier takes turns with. That was planned, and pays only if it waits.
+        """
         known = self.by_source or {0: self._unheard}
-        times = ((source, each.chance, each.due(plain_step_us)) for source, each in known.items())
-        due = [Due(source, *when, chance) for source, chance, when in times if when is not None]
+        due: list[Due] = []
+        for source, each in known.items():
+            when = each.due(plain_step_us, turns.get(source))
+            if when is not None:
+                due.append(Due(source, *when, 1.0 if source in turns else each.chance))
         likely = max((each.chance for each in due), default=0.0)
         return min((each for each in due if each.chance >= LIKELY_SHARE * likely), key=_expected, default=None)
 

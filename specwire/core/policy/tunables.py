@@ -8,8 +8,6 @@ and run-ahead, for example, are in `specwire.core.messages`.
 
 from __future__ import annotations
 
-from specwire.core.messages import Pace
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What is learnt, and how fast it is forgotten.
 
@@ -56,24 +54,13 @@ SURE_CLASSES = 10
 LEAST_SPREAD = 0.25
 # Tests that the position before is worth in the estimate of the next: later ones are tested less often, differ little.
 LATER_WEIGHT = 6.0
-# Comparisons that what one session learnt counts for in the next.
-INHERITED_COMPARISONS = 64.0
 # Observations before anything is said of them: forwards of a kind, windows of a calibration, a session's verdicts,
 # answers in a row that were in time and not tested (a drafter on the verifier's host then only costs).
 ENOUGH = 8
 # Tokens held against the text before a far drafter is given up.
 ENOUGH_COMPARED = 48.0
-# Accepted over foretold tokens: within these bounds a drafter's own probabilities are trusted to end its chains.
-CALIBRATED = (0.7, 1.4)
-# Windows of a batch cost at least this share of what V(m, rows) says: what else made steps shorter is in it as well.
-LEAST_WINDOW_SHARE = 0.5
-# V(m, rows) of a batch's windows counts for so many windows of so many rows that took what it says.
-PRIOR_WINDOWS, PRIOR_WINDOW_ROWS = 3.0, 8
 # Share of a draft during which the verifier computed, up to which it counts as drafted apart.
 APART_SHARE = 0.1
-# Steps in a row without a drafter at work after which plain ones show what they cost: one that was asked to stop ends
-# its pass first, and one of a new session reads the prompt.
-CALM_STEPS = 3
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a way of drafting must be expected to gain, as a multiple of what it is to replace.
@@ -81,8 +68,6 @@ CALM_STEPS = 3
 # Taking turns, over plain decoding: "off when the predicted gain is under 1 %". Another window of a batch, over its
 # present one: while sessions change theirs some wait for others.
 LEAST_GAIN = 1.01
-# A stream from hardware of its own, over plain decoding. What is expected of a stream is a little low (sweep).
-LEAST_STREAM_GAIN = 1.005
 # Taking turns, over plain decoding, before a batch that is off begins: how long its drafts take is not known well
 # (sweep).
 LEAST_ADVANTAGE = 1.05
@@ -100,9 +85,6 @@ PROBE_EVERY = 128
 # Verdicts of a try: where nobody waits, one comparison would teach nothing. So many steps without waiting tell how soon
 # an answer comes beside which the drafter computed.
 TRIAL_VERDICTS = 16
-# Likewise of a probe that the verifier waits for, unless an answer ends it for which the verifier was idle: one that
-# comes later is too late, and the drafter that computes it is in the way meanwhile.
-AWAITED_VERDICTS = 4
 # Window of a probe that the verifier waits for, and until a token's drafting was measured; depth of a head's. With four
 # tokens at first the ledgers had little left (sweep).
 PROBE_WINDOW = 2
@@ -153,28 +135,17 @@ MEANT_OVER = 256
 # Tokens of a chain that is worth drafting whatever is known: the least run-ahead, and so the most of a chunk that
 # nobody waits for: a token counts only once its chunk is whole.
 SHORT_CHAIN = 4
-# Pace of a stream until a token's drafting was measured, in a probe, and where a reader wants to see what is drafted.
-FIRST_PACE = Pace(1, 32)
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
 PLAN_EVERY = 4
 # Draft tokens that are less probable than this are not considered, nor extended where a drafter branches: they would
 # cost the link and the verifier more than they are worth. With 0.01 branches lost 1 to 3 % (sweep). As a floor of a
 # pace it is too low to end a chain: it only makes the drafter tell its probabilities.
 NEGLIGIBLE = 0.005
-# Floors are multiples of this below 1, so that the pace does not change all the time.
-FLOOR_STEP = 0.05
-# Tokens by which windows are longer where a floor ends chains.
-EXTRA_WINDOW = 3
 # Drafting a chunk that nobody waits for takes no more than this share of a forward.
 CHUNK_SHARE = 0.125
 # Tokens of a chunk that the verifier waits for, and no more than are drafted during a forward: a chain is wrong most
 # often at its beginning, and the drafter goes on in any case (sweep).
 MOST_FIRST_CHUNK = 8
-# The run-ahead is this many times the expected number of right guesses in a row. It is bounded so only where drafting
-# a token takes LONG_TOKEN of a forward or more: a drafter at rest begins a new chain at once, one that drafts finishes
-# its token first (sweep).
-USEFUL_RUNS = 7.0
-LONG_TOKEN = 0.05
 # Nodes that a forward of a drafter elsewhere may extend. How many it does extend is chosen with each forward.
 MOST_BRANCHES = 16
 # What a forward's further nodes count for, as a share of their probability: a level that takes longer delays all that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter, itemgetter, mul
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.costs import part_of
-from specwire.core.policy.estimates import AcceptanceByPosition, Rates, affordable, expected_tokens, worth_waiting
+from specwire.core.policy.estimates import AcceptanceByPosition, Rates, V, affordable, expected_tokens, worth_waiting
 from specwire.core.policy.tunables import (
     LEAST_GUESS_GAIN,
     LOOK_EVERY_US,
@@ -23,9 +23,6 @@ from specwire.core.policy.tunables import (
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A planned step: the sessions that may take part, and each one's share.
-
-# V(m): expected microseconds of a step of m rows.
-V = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)

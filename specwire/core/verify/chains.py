@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, DraftToken, Proposal
-from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank
+from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank, Agreement
 from specwire.core.text import Node, Text, Tree
 
 Estimate = TypeVar("Estimate")
@@ -88,6 +88,8 @@ class Chains:
         self._newest: dict[int, int] = {}
         self._acceptance: dict[int, AcceptanceByPosition] = {}
         self._ranks: dict[int, AcceptanceByRank] = {}
+        # Of sources whose trees are compared with the text, tested or not.
+        self.agreements: dict[int, Agreement] = {}
 
     def offer(self, proposal: Proposal, text: Text) -> Offer:
         """Take in a proposal against the decided `text`; returns and counts what became of it."""
@@ -173,7 +175,7 @@ class Chains:
         tokens, offset = proposal.tokens, proposal.offset
         parents = proposal.parents[known:] or range(tree.size - 1, offset + len(tokens) - 1)
         added = tree.extend(tokens[known:], parents, proposal.weights[known:] if self.weighed else None)
-        if tree.position < len(text) and tree.follow(text):
+        if tree.position < len(text) and self._follow(proposal.source, tree, text):
             return Offer.CONTRADICTED
         return None if added or len(tokens) == known else Offer.STALE
 
@@ -184,9 +186,15 @@ class Chains:
         a sibling, may be under way.
         """
         for source, tree in list(self._trees.items()):
-            contradicted = tree.follow(text)
+            contradicted = self._follow(source, tree, text)
             if (contradicted and self.weighed) or len(text) - tree.position >= self.most_ahead:
                 self._drop_tree(source)
+
+    def _follow(self, source: int, tree: Tree, text: Text) -> bool:
+        before, contradicted = tree.position, tree.follow(text)
+        if source in self.agreements:
+            self.agreements[source].observe(tree.position - before, contradicted)
+        return contradicted
 
     def _drop_tree(self, source: int) -> None:
         self._trees.pop(source, None)

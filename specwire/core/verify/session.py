@@ -12,15 +12,18 @@ from specwire.core.law.noise import seed_behind
 from specwire.core.law.sampling import History, Rule, Sampling, Seen
 from specwire.core.messages import (
     MOST_WINDOW,
+    AssignedDrafter,
     Decision,
     DraftToken,
     FinishReason,
     Proposal,
     SourceKind,
+    SourcePace,
     TokenLogprobs,
     Verdict,
 )
-from specwire.core.policy.costs import DueAnswer, Expectations, Ledger, StepCharge
+from specwire.core.policy.costs import Expectations, Ledger, StepCharge, Turn
+from specwire.core.policy.drafters import DrafterPacing, LearntDrafter, PlannedStep
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import LearntHead
 from specwire.core.policy.windows import Awaited, Guess, StepCandidate
@@ -65,20 +68,19 @@ class Tail:
 
 @dataclass(slots=True)
 class Allowance:
-    """What the orchestrator allows: text length up to which to decide, and draft tokens that are due per verdict."""
+    """What the orchestrator allows: the text length that the log holds, and up to which to decide."""
 
     durable: int
     credit: int
-    due: int = 0
 
 
 @dataclass(slots=True)
 class VerifySession:
     """Invariant: len(text) <= max(allowance.credit at any time, length at open) and <= ending.end.
 
-    ngram, head: the verifier's own sources; None where they take no part. references: of the request, a part of
-    `ngram`. tail: what was decided since the log last acknowledged. history: the text's ids, where penalties look at
-    them, else None. tested_us: the time it had spent when a window was last tested.
+    drafters: by source, how they draft. ngram, head: the verifier's own sources; None: they take no part. references:
+    of the request, a part of `ngram`. tail: what was decided since the log last acknowledged. history: the text's ids,
+    where penalties look at them, else None. tested_us: the time it had spent when a window was last tested.
     matcher: the constraint of `sampling` behind the output; nothing is decided before it is there. stuck: no token is
     allowed at the next position, so the text can neither go on nor end.
     """
@@ -91,6 +93,7 @@ class VerifySession:
     ledger: Ledger = field(default_factory=Ledger)
     finish: FinishReason | None = None
     trusting: bool = True
+    drafters: dict[int, DrafterPacing] = field(default_factory=dict)
     ngram: TextSource | None = None
     references: References | None = None
     head: HeadSource | None = None
@@ -202,15 +205,37 @@ class VerifySession:
         self.trusting = False
         if not self.sampling.weighed:
             self.chains.clear()
-        self.allow(self.allowance)
 
     def allow(self, allowance: Allowance) -> None:
-        self.allowance = allowance if self.trusting else replace(allowance, due=0)
+        self.allowance = allowance
         self.tail.forget(allowance.durable)
+
+    def assign(self, drafters: Sequence[AssignedDrafter], learnt: Callable[[str], LearntDrafter], waits: bool) -> None:
+        """Have these drafters from now on. learnt: what is known of one, by what it is known by. waits: the verifier
+        can wait for proposals.
+        """
+        before, self.drafters = self.drafters, {}
+        for each in drafters:
+            pacing = before.get(each.source)
+            if pacing is None:
+                pacing = DrafterPacing(each, learnt(each.known_by), not self.sampling.guessed, waits)
+            self.drafters[each.source] = pacing
+        self.chains.agreements = {source: pacing.learnt.agreement for source, pacing in self.drafters.items()}
+
+    @property
+    def due(self) -> int:
+        """Draft tokens that are expected behind each verdict: the most that one of the drafters owes."""
+        return max((each.plan.due for each in self.drafters.values()), default=0) if self.trusting else 0
+
+    @property
+    def turns(self) -> dict[int, Turn]:
+        """By source, of drafters that the verifier takes turns with, on the same cores."""
+        turns = {source: each.turn for source, each in self.drafters.items()}
+        return {source: turn for source, turn in turns.items() if turn is not None}
 
     def detach(self) -> None:
         """Lose the connection: tokens up to the credit are still decided, but no draft token will come."""
-        self.allowance = replace(self.allowance, due=0)
+        self.drafters = {}
 
     def resume(self, tokens: Sequence[int], allowance: Allowance, epoch: int = 0) -> Sequence[Verdict] | None:
         """Go on for a new connection whose log holds the text `tokens`; returns what was decided beyond them.
@@ -246,7 +271,7 @@ class VerifySession:
 
         batch_us: the plain step that it is charged against. plain_us: of the session alone.
         """
-        alone = self.ngram is None and not self.chains.has_sources and self.allowance.due == 0
+        alone = self.ngram is None and not self.chains.has_sources and self.due == 0
         return self.ledger.head_spare_us(batch_us, plain_us, alone)
 
     def look(self, search: bool = True, copies: bool = True, drafts: bool = True) -> Guess | None:
@@ -435,8 +460,10 @@ class VerifySession:
         met: the source whose token met the last row. So a step without a window tests a chain, too.
         """
         if tested is not None:
-            kept = min(width, len(decision.tokens))
-            self.chains.acceptance(tested).observe(kept, min(width, decision.accepted))
+            kept, accepted = min(width, len(decision.tokens)), min(width, decision.accepted)
+            self.chains.acceptance(tested).observe(kept, accepted)
+            if kept and (pacing := self.drafters.get(tested)) is not None:
+                pacing.tested(kept, accepted)
         if self.sampling.guessed:
             self.chains.learn(decision.tokens, tested)
         elif met is not None and width == 0:
@@ -462,14 +489,25 @@ class RunningSession:
     waited_us: float = 0.0
     proposed: bool = False
 
-    def propose(self, proposal: Proposal, arrived_us: float) -> Offer:
-        """A proposal arrived."""
+    def propose(self, proposal: Proposal, arrived_us: float, forward_us: tuple[float, float] = (0.0, 0.0)) -> Offer:
+        """A proposal arrived. forward_us: when the last forward began and ended."""
         self.proposed = True
         offer = self.session.offer(proposal)
-        live = offer in LIVE
+        live, delay_us = offer in LIVE, 0.0
+        pacing = self.session.drafters.get(proposal.source)
         if live or offer is Offer.CONTRADICTED:
-            self.expectations.proposal(proposal.source, proposal.base, proposal.offset, arrived_us, live)
+            came = proposal.base, proposal.offset, arrived_us, live, None if pacing is None else pacing.turn
+            delay_us = self.expectations.proposal(proposal.source, *came)
+        if pacing is not None:
+            began_us, ended_us = forward_us
+            beside_us = min(arrived_us, ended_us) - max(arrived_us - proposal.draft_us, began_us)
+            pacing.proposed(proposal, delay_us, max(0.0, beside_us))
         return offer
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether a drafter on the verifier's cores may be at work: its turn was not waited for."""
+        return not self.proposed and bool(self.session.turns)
 
     def allow(self, allowance: Allowance, arrived_us: float) -> None:
         """Progress arrived. Time without room is charged to nobody."""
@@ -517,8 +555,8 @@ class RunningSession:
         session = self.session
         path, room = session.best, session.room
         # Tokens of a chunk too long for any window have arrived, so they are not missing.
-        missing = max(0, min(session.allowance.due, most, room - 1) - len(path.nodes))
-        due = self.expectations.due(plain_us) if missing > 0 else None
+        missing = max(0, min(session.due, most, room - 1) - len(path.nodes))
+        due = self.expectations.due(plain_us, session.turns) if missing > 0 else None
         source = path.source
         if source is None:
             source = due.source if due is not None else 0
@@ -545,12 +583,8 @@ class RunningSession:
             guess_spare_us=head_us if guess is not None and guess.kind is SourceKind.HEAD else spare_us,
         )
 
-    def decided(self, now_us: float, tokens: int, step: StepCharge) -> DueAnswer:
-        """A verdict of `tokens` goes out, and is charged for the time since the last one.
-
-        Returns:
-            The delay from a verdict to the proposal of a source that answered it, to be reported with this one.
-        """
+    def decided(self, now_us: float, tokens: int, step: StepCharge) -> None:
+        """A verdict of `tokens` goes out, and is charged for the time since the last one."""
         spent_us, ledger = now_us - self.since_us, self.session.ledger
         if step.plain_us is None:
             ledger.charge(spent_us, tokens, spent_us / tokens)
@@ -561,7 +595,22 @@ class RunningSession:
             ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * windows_us, step.head)
         self._charge_from(now_us)
         self.proposed = False
-        return self.expectations.verdict(self.session.position, now_us, step.waited_us > 0)
+        self.expectations.verdict(self.session.position, now_us, step.waited_us > 0)
+
+    def planned(self, verdict: Verdict, step: PlannedStep) -> tuple[SourcePace, ...]:
+        """Plan its drafters behind a verdict; what they are to be told."""
+        if not self.session.drafters:
+            return ()
+        tested = verdict.source if verdict.kind is SourceKind.DRAFTER and verdict.width else 0
+        step = step._replace(latest_us=self.expectations.latest_us)
+        for source, pacing in self.session.drafters.items():
+            pacing.verdict(verdict.width if source == tested else 0, step)
+        return self.new_paces()
+
+    def new_paces(self) -> tuple[SourcePace, ...]:
+        """Of its drafters, those that were not told yet."""
+        paces = [pacing.take_pace() for pacing in self.session.drafters.values()]
+        return tuple([pace for pace in paces if pace is not None])
 
     def nothing_decided(self, now_us: float) -> None:
         """Charge a step that decided no token, for the time since the last verdict."""

@@ -92,7 +92,7 @@ class SteppedHead(ABC):
             fine = finite_rows(step.logits)
             if len(fine) < len(live):
                 live, step = [live[row] for row in fine], HeadStep(step.states[fine], step.logits[fine])
-            rows = [DraftRow(len(requests[at].tokens) + depth - 1, requests[at].sampling, rate=False) for at in live]
+            rows = [DraftRow(len(requests[at].tokens) + depth - 1, requests[at].sampling) for at in live]
             for at, token in zip(live, draw_among(self.target_ids, step.logits, rows, vocabulary), strict=True):
                 drafted[at].append(token)
             if go_on is not None and live and not go_on(live, confidences(step.logits, rows)):

@@ -10,7 +10,7 @@ import torch
 
 from specwire.core.draft import DraftRow, GoOn, HeadRequest
 from specwire.core.model import Feed, ModelError
-from specwire.lm.guesses import draw
+from specwire.lm.guesses import confidences, draw
 from specwire.lm.scripted import CONTEXT, Metronome, Place, Script, ScriptedLM
 
 
@@ -105,14 +105,13 @@ class HeadedScript(ScriptedLM):
             began = time.perf_counter()
             positions = [len(requests[at].tokens) + depth for at in live]
             places = [Place(prefixes[at], position, True) for at, position in zip(live, positions, strict=True)]
-            rate = go_on is not None
-            rows = [DraftRow(p, requests[at].sampling, rate) for at, p in zip(live, positions, strict=True)]
-            drawn = draw(torch.from_numpy(self.head.rows(places)), rows)
-            for at, (token, _) in zip(live, drawn, strict=True):
+            rows = [DraftRow(p, requests[at].sampling) for at, p in zip(live, positions, strict=True)]
+            logits = torch.from_numpy(self.head.rows(places))
+            for at, token in zip(live, draw(logits, rows), strict=True):
                 drafted[at].append(token)
                 prefixes[at] = self.head.extend(prefixes[at], token)
             self.spend(began, len(live))
-            if go_on is not None and not go_on(live, [sure for _, sure in drawn]):
+            if go_on is not None and not go_on(live, confidences(logits, rows)):
                 break
         return drafted
 

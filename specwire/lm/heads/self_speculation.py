@@ -15,7 +15,7 @@ from typing import Any
 from specwire.core.draft import DraftRow, GoOn, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.files import write_text
-from specwire.lm.guesses import draw
+from specwire.lm.guesses import confidences, draw
 from specwire.lm.kv_cache import CachedLM, SkimmingRunner
 
 PREFIX = "self:"
@@ -76,11 +76,10 @@ class SkimmingModel(CachedLM):
         drafted: list[list[int]] = [[] for _ in requests]
         while going := [at for at, request in enumerate(requests) if self._goes_on(request, len(drafted[at]))]:
             logits = self.skim([_next(requests[at], drafted[at]) for at in going], self.kept)
-            rows = [_row(requests[at], len(drafted[at]), go_on is not None) for at in going]
-            drawn = draw(logits, rows)
-            for at, (token, _) in zip(going, drawn, strict=True):
+            rows = [DraftRow(len(requests[at].tokens) + len(drafted[at]), requests[at].sampling) for at in going]
+            for at, token in zip(going, draw(logits, rows), strict=True):
                 drafted[at].append(token)
-            if go_on is not None and not go_on(going, [sure for _, sure in drawn]):
+            if go_on is not None and not go_on(going, confidences(logits, rows)):
                 break
         return drafted
 
@@ -92,10 +91,6 @@ class SkimmingModel(CachedLM):
 def _next(request: HeadRequest, drafted: Sequence[int]) -> Feed:
     last = drafted[-1] if drafted else request.tokens[-1]
     return Feed(request.slot, len(request.tokens) - 1 + len(drafted), [last], 1)
-
-
-def _row(request: HeadRequest, drafted: int, rate: bool) -> DraftRow:
-    return DraftRow(len(request.tokens) + drafted, request.sampling, rate)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from bench.wan.cells import CORNERS, SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, measured_in, orchestration
 from bench.wan.emulated import software_of
 from bench.wan.virtual import Software, as_simulated, expect, expect_all
-from specwire import sim
+from specwire.core.policy.drafters import parse_plan
 
 TOKENS = 64
 
@@ -48,7 +48,7 @@ def test_software_slows_the_disciplines_and_not_the_optimum() -> None:
 def test_the_default_is_held_against_settings_that_branch_and_the_chain_is_not() -> None:
     found = expect(WanCell(20.0, 8.0, 0.8, 0.0), tokens=TOKENS)
     assert found.optimum > 1.1 * found.optimum_of_chains >= found.speeds[CHAIN]
-    chains, trees = (sim.fixed(found.settings[name]).plan for name in ("optimum of chains", "optimum"))
+    chains, trees = (parse_plan(found.settings[name]) for name in ("optimum of chains", "optimum"))
     assert chains is not None
     assert trees is not None
     assert chains.pace.branches == 1 < trees.pace.branches

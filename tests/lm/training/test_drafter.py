@@ -166,7 +166,7 @@ def test_what_it_draws_from_has_no_share_of_ids_that_it_does_not_say(trained: Pa
         (Sampling(temperature=1.0, seed=3), None),
         (Sampling(), None),
     ):
-        places = [Place(DraftRow(at, sampling, False, prefix_hash=prefix, most=4)) for at in range(8)]
+        places = [Place(DraftRow(at, sampling, prefix_hash=prefix, most=4)) for at in range(8)]
         for drawn in guesses(rows, range(8), places):
             assert set(drawn.tokens) <= set(says.ids)
             if prefix is not None:
