@@ -134,7 +134,7 @@ def test_turns_that_would_not_pay_are_not_asked_for_but_tried_at_a_price_that_is
         while played.discipline is Discipline.OFF:
             played.turn(0, at=step(waited_us=0.0))
             verdicts += 1
-        while played.discipline is not Discipline.OFF:
+        while played.pacing.plan.due:
             played.turn(0, draft_us=10_000, at=step(waited_us=20_000.0))
         return verdicts
 
