@@ -18,7 +18,7 @@ from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
 from orchestrator.peers.warming import Warming
 from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
-from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
+from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice, hash_beside
 from orchestrator.session.output import SessionView
 from orchestrator.session.stats import Totals
 from orchestrator.store import (
@@ -408,6 +408,7 @@ class Orchestrator:
         if deadline is not None:
             record = replace(record, deadline=record.created + deadline)
         await self.pool.learn_home(record.parent)
+        await hash_beside(record.prompt)
         try:
             with store_statuses():
                 fence = await self.store.create(record, self.options.session_ttl, self.owner, self.options.retention)
@@ -468,6 +469,7 @@ class Orchestrator:
         """See Ownership.join."""
         self.pool.models.tokenizer_of(log.record)  # else it cannot even be shown
         await self.pool.learn_home(log.record.session_id)
+        await hash_beside(log.record.prompt)
         left = self.sessions.pop(log.record.session_id, None)
         if left is not None:
             await left.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 
 import grpc
 
@@ -37,7 +39,7 @@ from orchestrator.store import (
 from specwire.core import messages
 from specwire.core.messages import FinishReason
 from specwire.core.session import PeekingScanner, Session, State
-from specwire.core.text import Ending, Text
+from specwire.core.text import Ending, Text, hash_of
 from specwire.rpc.convert import proposal_from_wire
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.tally import OrchestratorTally
@@ -45,6 +47,22 @@ from specwire.telemetry.tracing import NO_SPAN, Span
 from specwire.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
+
+# Tokens of a prompt from which hashing it takes long enough for others of the event loop to feel it: about 2 ms.
+LONG_PROMPT = 4096
+
+
+@lru_cache(maxsize=8)
+def hash_of_prompt(prompt: tuple[int, ...]) -> int:
+    """Of n sessions that share a prompt once for all."""
+    return hash_of(prompt)
+
+
+async def hash_beside(prompt: tuple[int, ...]) -> None:
+    """Hash a long prompt beside the event loop, before a session is made of it."""
+    if len(prompt) >= LONG_PROMPT:
+        await asyncio.to_thread(hash_of_prompt, prompt)
+
 
 # Statuses that tell a client to ask again.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
@@ -125,7 +143,7 @@ class SessionDriver:
         view, prompt_length = self.view, len(self.view.record.prompt)
         text = Text([*view.record.prompt, *view.output.tokens])
         view.newest_fence = max(fence, view.newest_fence)
-        view.failure, view.prompt_hash = None, text.hash_at(prompt_length)
+        view.failure, view.prompt_hash = None, hash_of_prompt(view.record.prompt)
         self.session = Session(text, prompt_length, scanner, self._host.options.buffer, fence)
         self.log.drive(self.session, retention)
         self.verifying.drive(self.session)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from google.protobuf.message import Message
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
 from orchestrator.session import appender, drafters, output
+from orchestrator.session import driver as driver_module
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.output import SessionFailure
@@ -21,7 +24,7 @@ from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason
 from specwire.core.session import Session, State
-from specwire.core.text import Stopping
+from specwire.core.text import Stopping, hash_of
 from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
@@ -459,3 +462,21 @@ async def test_verifiers_that_decide_something_may_be_lost_as_often_as_they_like
         subject.place(subject.driver)
     assert subject.driver.view.failure is None
     await subject.driver.close()
+
+
+async def test_a_long_prompt_is_hashed_once_for_all_its_sessions_and_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed: list[threading.Thread] = []
+
+    def noted(tokens: Sequence[int]) -> int:
+        hashed.append(threading.current_thread())
+        return hash_of(tokens)
+
+    monkeypatch.setattr(driver_module, "hash_of", noted)
+    long, short = tuple(range(driver_module.LONG_PROMPT)), (1, 2, 3)
+    for prompt in (long, long, short):
+        await driver_module.hash_beside(prompt)
+    assert driver_module.hash_of_prompt(long) == hash_of(long)
+    assert driver_module.hash_of_prompt(short) == hash_of(short)
+    assert [thread is threading.main_thread() for thread in hashed] == [False, True]
