@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from specwire.core.messages import Outcome
-from specwire.core.policy.shares import TenantShares
 from specwire.registry.entry import Load
 from specwire.telemetry.metrics import Families, by_label, counter, draft_families, gauge, histogram
 from verify_service.engine.engine import Engine, EngineTally
+from verify_service.engine.shares import TenantShares
 
 
 def families(engine: Engine) -> Families:

@@ -15,7 +15,6 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import ModelError, SlotModel
 from specwire.core.policy.costs import StepCosts
-from specwire.core.policy.shares import TenantShares
 from specwire.core.verify.shared_texts import TOKEN_BYTES
 from specwire.core.verify.table import KnownTexts
 from specwire.options import DETACH_GRACE_S, QUEUE, QUEUE_WAIT_S, add_options
@@ -42,6 +41,7 @@ from specwire.versions import VersionFolder
 from verify_service.engine.engine import Engine
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Command, QueuePatience, Reports
+from verify_service.engine.shares import TenantShares
 from verify_service.head_versions import HeadVersions
 from verify_service.known_texts import known_texts
 from verify_service.metrics import families, load_of

@@ -19,12 +19,12 @@ from typing import Any
 import yaml
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.shares import NO_LIMITS, TenantLimits, TenantShares
 from specwire.rpc.errors import Context
 from specwire.rpc.keys import Keys
 from specwire.rpc.renewal import Origin
 from specwire.rpc.server import certified_names, common_name
 from specwire.rpc.server_options import size_of
+from verify_service.engine.shares import NO_LIMITS, TenantLimits, TenantShares
 
 FLAG = "--tenants"
 EVERYBODY_ELSE = "*"

@@ -14,10 +14,10 @@ from deploy.cli.services.registry import RegistryServiceOptions
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient
-from specwire.core.policy.shares import TenantShares
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, TARGET
 from tests.ports import free_address
+from verify_service.engine.shares import TenantShares
 
 ANY = "127.0.0.1:0"
 # An emulation: slow enough that a test can look on.

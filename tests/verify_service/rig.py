@@ -15,7 +15,6 @@ from specwire.core.model import TORCH
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
-from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.core.text import Stopping, hash_of
 from specwire.core.verify.session import Allowance
@@ -34,6 +33,7 @@ from verify_service.engine.messages import (
     Reports,
     Tick,
 )
+from verify_service.engine.shares import TenantShares
 
 FLAT = {1: 1000.0, 32: 1000.0}
 ROWS = (1, 2, 4, 8, 16, 32)

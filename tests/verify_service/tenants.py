@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from specwire.core.policy.shares import TenantShares
 from tests.verify_service.rig import Rig
 from verify_service.engine.messages import QueuePatience
+from verify_service.engine.shares import TenantShares
 
 PROMPT = (5, 6, 7)
 ENDLESS = 10_000

@@ -14,7 +14,6 @@ import pytest
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.costs import StepCosts
-from specwire.core.policy.shares import TenantShares
 from specwire.rpc import versions
 from specwire.rpc.server import ListenError
 from specwire.rpc.server_options import ModelServiceOptions
@@ -27,6 +26,7 @@ from tests.wait import asked
 from verify_service import server
 from verify_service.engine import calibration
 from verify_service.engine.calibration import step_costs
+from verify_service.engine.shares import TenantShares
 from verify_service.server import RunningVerifier, start
 
 CONTEXT, LENGTH = 512, 300

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from specwire.core.invalid import Code
-from specwire.core.policy.shares import TenantLimits, TenantShares
 from tests.verify_service.rig import Rig
 from tests.verify_service.tenants import ENDLESS, PROMPT, big, stepped
 from verify_service.engine.messages import Scoring
+from verify_service.engine.shares import TenantLimits, TenantShares
 
 
 def scoring(rig: Rig, tenant: str, length: int = 600) -> list[Any]:

@@ -14,7 +14,6 @@ import pytest
 
 from bench.harness.certificates import Authority
 from specwire.core.invalid import Code, InvalidParameter
-from specwire.core.policy.shares import TenantLimits, TenantShares
 from specwire.core.text import BEFORE
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance
@@ -31,6 +30,7 @@ from tests.verify_service.rig import chain, oracle
 from tests.verify_service.tenants import ENDLESS, PROMPT, big, decided, floods, stepped
 from tests.wait import until
 from verify_service.engine.sessions import PARK_AFTER_US
+from verify_service.engine.shares import TenantLimits, TenantShares
 from verify_service.server import RunningVerifier, start
 from verify_service.tenants import TenantTable, tenants_of
 

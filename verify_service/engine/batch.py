@@ -13,10 +13,10 @@ from specwire.core.law.sampling import TokenScore
 from specwire.core.messages import DraftToken, SourceKind
 from specwire.core.model import SlotModel, out_of_memory
 from specwire.core.policy.costs import StepCosts
-from specwire.core.policy.shares import TenantShares, fair_rows
 from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.core.policy.windows import Share, StepCandidate
 from verify_service.engine.sessions import Held, Roster
+from verify_service.engine.shares import TenantShares, fair_rows
 
 W = TypeVar("W")
 
@@ -195,7 +195,7 @@ def _joined(fed: Mapping[W, float], waiting: Iterable[W]) -> dict[W, float]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which sessions take part in a step, where tenants share a verifier (`specwire.core.policy.shares`).
+# Which sessions take part in a step, where tenants share a verifier (`verify_service.engine.shares`).
 
 
 class StepSharing:

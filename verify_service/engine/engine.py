@@ -22,7 +22,6 @@ from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.drafters import PlannedStep
-from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.tunables import DRAFTED_LATELY_US
 from specwire.core.policy.windows import Share, StepCandidate, least_charge_us, longest_rest, schedule
 from specwire.core.verify.chains import Offer
@@ -58,6 +57,7 @@ from verify_service.engine.messages import (
 from verify_service.engine.scoring import Scorer, ScoringJob
 from verify_service.engine.session_manager import SessionManager
 from verify_service.engine.sessions import Held
+from verify_service.engine.shares import TenantShares
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ class Opening:
     prediction: what the output may look like. drafters: of the session. references: tokens of each document
     of the request's own. scope: sessions of the same scope may share its cache; shared: and be proposed its text.
     priority: orders the sessions that wait within a scope.
-    tenant: whom the link belongs to, where there are tenants (`specwire.core.policy.shares`).
+    tenant: whom the link belongs to, where there are tenants (`verify_service.engine.shares`).
     """
 
     handle: int

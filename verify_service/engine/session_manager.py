@@ -19,7 +19,6 @@ from specwire.core.model import ModelLost, SlotModel, out_of_memory
 from specwire.core.policy.drafters import LearntDrafters
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance
-from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.windows import LearntRests, Lookout
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
@@ -42,6 +41,7 @@ from verify_service.engine.messages import (
     Tick,
 )
 from verify_service.engine.sessions import NO_SLOT, Held, Roster, SlotQueue
+from verify_service.engine.shares import TenantShares
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from specwire.core.model import SlotModel
 from specwire.core.placement import Waiting, next_in_turn
-from specwire.core.policy.shares import TenantShares
 from specwire.core.policy.windows import Lookout
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening, QueuePatience
+from verify_service.engine.shares import TenantShares
 from verify_service.engine.slots import LEAST_PREFIX, Prefix, Slots, by_next_tokens, longest
 
 REMEMBERED_GENERATIONS = 4096

@@ -162,16 +162,6 @@ GATHER_US = 4000.0
 DRAFTED_LATELY_US = 50e3
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How tenants share a verifier.
-
-# How much longer than tenants' shares allow a step may be: what others' further rows add below that is all but free. It
-# bounds what a flood may cost a neighbour.
-LEEWAY = 1.05
-# Seconds whose tokens a tenant may decide, or feed, at once after it was quiet: a window, or a chunk of a prompt, is
-# not cut in two for its limit.
-BURST_S = 1.0
-
-# ----------------------------------------------------------------------------------------------------------------------
 # What a text says of its own continuation.
 
 # Tokens of the n-grams that are looked up first; then come shorter ones, down to the least of MATCH_LENGTHS.

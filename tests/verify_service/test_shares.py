@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.shares import OTHER, TenantLimits, TenantShares, fair_rows
-from specwire.core.policy.tunables import LEEWAY
+from verify_service.engine.shares import LEEWAY, OTHER, TenantLimits, TenantShares, fair_rows
 
 
 def linear(rows: int) -> float:

@@ -22,10 +22,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.tunables import BURST_S, LEEWAY
+from specwire.core.policy.estimates import V
 
-# V(m): expected microseconds of a step of m rows.
-V = Callable[[int], float]
+# How much longer than tenants' shares allow a step may be: what others' further rows add below that is all but free. It
+# bounds what a flood may cost a neighbour.
+LEEWAY = 1.05
+# Seconds whose tokens a tenant may decide, or feed, at once after it was quiet: a window, or a chunk of a prompt, is
+# not cut in two for its limit.
+BURST_S = 1.0
 
 MOST_WEIGHT = 1000.0
 # The label of tenants without an entry of their own: names that peers choose are no labels.
