@@ -14,7 +14,7 @@ from orchestrator.pool import Pool
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.stats import Totals
 from orchestrator.sessions import Orchestrator
-from specwire.core.messages import Outcome
+from specwire.core.messages import Discipline, Outcome
 from specwire.core.placement import Reason
 from specwire.core.session import State
 from specwire.registry.entry import Role
@@ -118,13 +118,14 @@ def _of_failures(stats: SessionStats, tally: OrchestratorTally) -> Families:
 
 def _of_plans(running: list[SessionDriver]) -> Families:
     plans = [d.plan for driver in running for d in driver.view.stats.drafters if d.plan and not d.lost]
-    text = "Drafters of sessions by how the controller has them draft, and why."
+    text = "Drafters of sessions by how their verifiers have them draft, and why."
     yield by_labels(gauge, "drafting_plans", text, ("discipline", "reason"), sorted(Counter(map(_plan, plans)).items()))
 
 
 def _plan(plan: str) -> tuple[str, str]:
+    """What a verifier says becomes a label only where it is of a known kind."""
     discipline, _, reason = plan.partition(": ")
-    return discipline, NUMBERS.sub("", reason)
+    return (discipline, NUMBERS.sub("", reason)) if discipline in set(Discipline) else ("other", "")
 
 
 def _of_peers(pool: Pool) -> Families:

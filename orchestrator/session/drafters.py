@@ -72,8 +72,7 @@ class SessionDrafter:
     def begin(self, verifier: Info | None, shown: bool, renews: bool = False) -> None:
         """Open the drafter in the session. shown: a reader wants to see what it drafts. renews: see `DrafterReady`."""
         shared = self.shares_cores(verifier)
-        pace = fitting(first_pace(self._plan, shared), self._record.sampling)
-        self._tell(messages.DrafterReady(self.source, pace, renews, shown and not shared))
+        self._tell(messages.DrafterReady(self.source, first_pace(self._plan, shared), renews, shown and not shared))
 
     # From the drafter
 
@@ -113,7 +112,7 @@ class SessionDrafter:
             tokens=effect.tokens,
             sampling=convert.sampling_to_wire(record.sampling),
             vocabulary_fingerprint=record.vocabulary_fingerprint,
-            pace=convert.pace_to_wire(effect.pace),
+            pace=convert.pace_to_wire(fitting(effect.pace, record.sampling)),
             epoch=epoch,
             prompt_length=len(record.prompt),
             traceparent=span.traceparent,
@@ -126,7 +125,7 @@ class SessionDrafter:
             handle=self._handle,
             position=effect.position,
             tokens=effect.tokens,
-            pace=convert.pace_to_wire(effect.pace),
+            pace=convert.pace_to_wire(fitting(effect.pace, self._record.sampling)),
             epoch=epoch,
         )
         self.peer.link.send(draft_pb2.ConnectDraftRequest(advances=[advance]))

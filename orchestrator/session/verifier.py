@@ -174,7 +174,8 @@ class SessionVerifier:
         try:
             paces = convert.paces_from_wire(opened.paces)
         except InvalidParameter as error:
-            self._invalid(error)
+            if opened.attach == self._session.attach:
+                self._invalid("opening", error)
             return
         self._tell(messages.VerifierOpened(opened.attach, opened.position, paces))
 
@@ -187,7 +188,7 @@ class SessionVerifier:
         try:
             verdict = convert.verdict_from_wire(message, self._view.record.sampling.logprobs, self._vocabulary)
         except InvalidParameter as error:
-            self._invalid(error)
+            self._invalid("verdict", error)
             return
         self.timings = OutputTimings(timings, received_ns)
         self._ledger_us = verdict.ledger_us
@@ -196,8 +197,8 @@ class SessionVerifier:
         self.forgive()
         self._tell(VerdictArrived(message.attach, verdict, more))
 
-    def _invalid(self, error: InvalidParameter) -> None:
-        invalid = f"the verifier sent an invalid verdict: {error}"
+    def _invalid(self, what: str, error: InvalidParameter) -> None:
+        invalid = f"the verifier sent an invalid {what}: {error}"
         self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
 
     @property

@@ -312,8 +312,9 @@ def pace_from_wire(message: draft_pb2.Pace) -> Pace:
         raise InvalidParameter(f"pace.{error.field}", str(error).partition(": ")[2]) from None
 
 
-# Drafters of a session; characters of what one is known by, and of why it drafts as it does, of which no more are kept.
-MOST_DRAFTERS, MOST_KNOWN_BY, MOST_REASON = MOST_SOURCES, 256, 128
+# Drafters of a session; characters of what one is known by, of its plan, and of why it drafts as it does, of which no
+# more are kept.
+MOST_DRAFTERS, MOST_KNOWN_BY, MOST_PLAN, MOST_REASON = MOST_SOURCES, 256, 32, 64
 
 
 def paces_to_wire(paces: Sequence[SourcePace]) -> list[verify_pb2.SourcePace]:
@@ -351,6 +352,8 @@ def _drafter(message: verify_pb2.Drafter) -> AssignedDrafter:
     if len(message.known_by) > MOST_KNOWN_BY:
         told = f"must have at most {MOST_KNOWN_BY} characters, not {len(message.known_by)}"
         raise InvalidParameter("known_by", told)
+    if len(message.plan) > MOST_PLAN:
+        raise InvalidParameter("plan", f"must have at most {MOST_PLAN} characters, not {len(message.plan)}")
     plan = message.plan or "auto"
     try:
         parse_plan(plan)

@@ -442,6 +442,8 @@ class Drafting:
         )
         request.session.assign([drafter.told(self._info)], partial(self._learnt.of, OWN), waits=False)
         drafter.begin(self._info, shown=False)
+        for each in request.running.new_paces():
+            request.pace = each.pace
 
     def _advance(self, request: Request, drafter: SessionDrafter) -> None:
         """Tell its drafter what was decided; one that knows that it is off hears it when it is to draft again."""

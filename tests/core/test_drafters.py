@@ -16,8 +16,8 @@ PLAIN_US, RICH_US = 10_000.0, 1e9
 COSTS = StepCosts(ForwardTimes({1: PLAIN_US, 17: 1.5 * PLAIN_US}))
 
 
-def step(sessions: int = 1, spare_us: float = RICH_US, waited_us: float = 0.0) -> PlannedStep:
-    return PlannedStep(sessions, COSTS.of, spare_us, waited_us)
+def step(sessions: int = 1, spare_us: float = RICH_US, lost_us: float = 0.0) -> PlannedStep:
+    return PlannedStep(sessions, COSTS.of, spare_us, lost_us)
 
 
 STEP = step()
@@ -132,10 +132,10 @@ def test_turns_that_would_not_pay_are_not_asked_for_but_tried_at_a_price_that_is
     def tried_after() -> int:
         verdicts = 0
         while played.discipline is Discipline.OFF:
-            played.turn(0, at=step(waited_us=0.0))
+            played.turn(0, at=step(lost_us=0.0))
             verdicts += 1
         while played.pacing.plan.due:
-            played.turn(0, draft_us=10_000, at=step(waited_us=20_000.0))
+            played.turn(0, draft_us=10_000, at=step(lost_us=20_000.0))
         return verdicts
 
     tried_after()
@@ -187,12 +187,12 @@ def test_a_sessions_first_chunk_counts_until_another_was_drafted_while_the_verif
     assert played.learnt.draft_us == 700
 
 
-def test_what_was_drafted_beside_a_forward_tells_bounds_only() -> None:
+def test_what_was_drafted_beside_a_forward_tells_only_that_a_token_takes_no_more() -> None:
     learnt = LearntDrafter()
-    learnt.drafted(1000.0, 1000.0, apart=True)
-    learnt.drafted(9000.0, 200.0, apart=False)
+    learnt.drafted(1000.0, apart=True)
+    learnt.drafted(9000.0, apart=False)
     assert learnt.draft_us == 1000.0
-    learnt.drafted(800.0, 200.0, apart=False)
+    learnt.drafted(800.0, apart=False)
     assert learnt.draft_us is not None
     assert learnt.draft_us < 1000.0
 

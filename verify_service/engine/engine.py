@@ -68,6 +68,8 @@ MOST_LATE_US = 20e3
 LOOK_AGAIN_US = 2e3
 # Weight of the commands that are taken in at once: some milliseconds' worth.
 MOST_TAKEN = 1 << 14
+# What a drafter weighs, of which plans are made.
+DRAFTER = 16
 # Packed tokens that weigh as much as one in a list.
 PACKED_TOKENS = 16
 
@@ -104,13 +106,13 @@ class Pauses:
 class UnderWay(NamedTuple):
     """A forward of `parts`, and its rows; see `RowSampler`.
 
-    disturbed: a drafter on the same cores may be at work beside it.
+    disturbing: sessions whose drafters, on the same cores, may be at work beside it.
     """
 
     parts: Sequence[Part]
     rows: Any
     began_us: float
-    disturbed: bool
+    disturbing: Sequence[Held]
 
 
 class EngineTally(SpeculationCounts):
@@ -166,7 +168,8 @@ def weight(command: Command) -> int:
             parts = 1 + len(opens) + len(proposals) + len(command.progress) + len(command.closes)
             told = sum(len(opening.tokens) for opening in opens) + sum(1 + len(text.tokens) for text in command.texts)
             told += sum(1 + len(tokens) // PACKED_TOKENS for _, tokens in command.references)
-            told += sum(1 + len(drafters) for _, drafters in command.drafters)
+            told += DRAFTER * sum(1 + len(drafters) for _, drafters in command.drafters)
+            told += DRAFTER * sum(len(opening.drafters) for opening in opens)
             return parts + len(command.forgotten) + told + sum(len(proposal.tokens) for _, proposal in proposals)
         case Scoring():
             return 1 + len(command.tokens) + sum(map(len, command.others))
@@ -478,9 +481,9 @@ class Engine:
     def begin(self, parts: Sequence[Part]) -> UnderWay:
         """The first half of a forward; nothing else may be done to the model before the second one."""
         feeds = [self._feed(part) for part in parts]
-        began_us, disturbed = self._now_us(), any(part.held.running.disturbs for part in parts)
+        began_us, disturbing = self._now_us(), [part.held for part in parts if part.held.running.disturbs]
         with detect_out_of_memory():
-            return UnderWay(parts, self.lm.forward(feeds), began_us, disturbed)
+            return UnderWay(parts, self.lm.forward(feeds), began_us, disturbing)
 
     def end(self, under_way: UnderWay, ended_us: float) -> None:
         """The second half: choose and decide. ended_us: when the target had computed."""
@@ -494,7 +497,7 @@ class Engine:
             self._sharing.took(parts, timings.forward_us)
         # A proposal that arrived during the forward still meets the last row; what was closed is gone.
         self._take_commands()
-        self._decide(parts, told, failed, timings, under_way.disturbed)
+        self._decide(parts, told, failed, timings, under_way.disturbing)
 
     def _timed(self, parts: Sequence[Part], began_us: float, ended_us: float) -> StepTimings:
         """Account for the times of a step whose tokens are chosen."""
@@ -531,13 +534,14 @@ class Engine:
         told: Sequence[RowChoice],
         failed: frozenset[int],
         timings: StepTimings,
-        disturbed: bool,
+        disturbing: Sequence[Held],
     ) -> None:
         # The time that features take counts as the head's: plain decoding would not have kept any, nor other windows.
         tapped_us = 0.0 if self._drafting is None else min(timings.forward_us, self._drafting.tapped_us(len(parts)))
         forward_us = timings.forward_us - tapped_us
         unexpected_us = self.costs.unexpected_us(len(parts), timings.rows, forward_us + timings.gap_us)
-        plain_us = self._learn(parts, timings, forward_us, disturbed)
+        disturbed_us = self._disturbed_us(parts, timings, forward_us, disturbing)
+        plain_us = self._learn(parts, timings, forward_us, len(disturbing) > 0)
         windows = sum(part.share.window for part in parts)
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
@@ -546,19 +550,31 @@ class Engine:
             report.timings = timings
             charged = part_of(part.share.window, windows, len(parts))
             head = part.share.kind is SourceKind.HEAD
-            charge = StepCharge(plain_us, timings.waited_us, charged, unexpected_us + tapped_us, head)
+            uncharged_us = unexpected_us + tapped_us
+            charge = StepCharge(plain_us, timings.waited_us, charged, uncharged_us, head, len(parts), disturbed_us)
             with self.sessions.containing(part.held):
-                self._decide_one(part, choice, part.share.slot in failed, report, charge, len(parts))
+                self._decide_one(part, choice, part.share.slot in failed, report, charge)
 
-    def _decide_one(
-        self, part: Part, choice: RowChoice, failed: bool, report: Report, charge: StepCharge, sessions: int
-    ) -> None:
+    def _disturbed_us(
+        self, parts: Sequence[Part], timings: StepTimings, forward_us: float, disturbing: Sequence[Held]
+    ) -> float:
+        """By how much drafters at work beside a step made it longer; their sessions are charged for what all lost."""
+        if not disturbing:
+            return 0.0
+        expected_us = self.costs.of(len(parts))(timings.rows)
+        disturbed_us = max(0.0, forward_us + timings.gap_us - expected_us)
+        for held in disturbing:
+            cost_us = disturbed_us * part_of(1, len(disturbing), len(parts))
+            held.session.ledger.charge(0.0, 0, 0.0, cost_us)
+        return disturbed_us
+
+    def _decide_one(self, part: Part, choice: RowChoice, failed: bool, report: Report, charge: StepCharge) -> None:
         if failed:
             self._mistrust(part)
         elif choice.failure is not None:
             raise choice.failure
         elif choice.tokens:
-            self._resolve(part, choice, report, charge, sessions)
+            self._resolve(part, choice, report, charge)
         elif part.wanted:
             # Its constraint has not answered yet: it is left out until then, and tried again.
             self.lm.rollback(part.share.slot, part.held.session.position - 1)
@@ -579,19 +595,20 @@ class Engine:
     def _learn(self, parts: Sequence[Part], timings: StepTimings, forward_us: float, disturbed: bool) -> float | None:
         """Refine the costs; what the plain step of this batch costs, None if this was one (or held a prompt).
 
-        A disturbed step tells nothing, and is charged for what it took longer.
+        A step that drafters disturbed tells nothing.
         """
         prompted = any(part.share.fresh > 1 or not part.share.decides for part in parts)
         if prompted or disturbed:
             self.costs.interrupted()
-            return None if prompted else self.costs.plain(len(parts))
+            plain = timings.rows == len(parts) and not timings.waited_us
+            return None if prompted or plain else self.costs.plain(len(parts))
         waited, rows = timings.waited_us > 0, timings.rows
         plain_us = self.costs.observe(len(parts), rows, forward_us, timings.gap_us, waited)
         if self._drafting is not None:
             self._drafting.charge_features(len(parts))
         return plain_us
 
-    def _resolve(self, part: Part, choice: RowChoice, report: Report, charge: StepCharge, sessions: int) -> None:
+    def _resolve(self, part: Part, choice: RowChoice, report: Report, charge: StepCharge) -> None:
         held, session = part.held, part.held.session
         if session.room == 0:
             # Taken over during the forward by an owner who allows less. The last token is fed again when it has room.
@@ -610,18 +627,19 @@ class Engine:
         if self._sharing is not None:
             self._sharing.shares.count_decided(held.tenant, len(verdict.tokens))
         if verdict.tokens:
-            self._report(held, verdict, report, charge, sessions)
+            self._report(held, verdict, report, charge)
         if session.stuck:
             self.sessions.give_up(held)
         elif verdict.finish is not None:
             self.sessions.linger(held)
 
-    def _report(self, held: Held, verdict: Verdict, report: Report, charge: StepCharge, sessions: int) -> None:
+    def _report(self, held: Held, verdict: Verdict, report: Report, charge: StepCharge) -> None:
         """Tell its link what was decided, charge the session for it, and plan its drafters."""
         session, now_us = held.session, self._now_us()
         held.running.decided(now_us, len(verdict.tokens), charge)
         spare_us = session.ledger.spare_us(self.costs.plain(1))
-        paces = held.running.planned(verdict, PlannedStep(sessions, self.costs.of, spare_us, charge.waited_us))
+        lost_us = charge.waited_us + charge.disturbed_us
+        paces = held.running.planned(verdict, PlannedStep(charge.sessions, self.costs.of, spare_us, lost_us))
         verdict = verdict._replace(ledger_us=round(session.ledger.balance_us), paces=paces)
         report.decided.append(Decided(held.handle, held.attach, verdict))
         report.urgent |= verdict.finish is not None or session.room == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -204,7 +204,7 @@ class StepCosts:
         around_us: time between the forward before and this one for choosing, resolving and commands, without waiting
         and idling.
         """
-        step_us = forward_us + min(around_us, forward_us)
+        step_us = max(1.0, forward_us + min(around_us, forward_us))
         width = 1.0 if rows <= sessions else max(1.25, round(4 * rows / sessions) / 4)
         seen = self._of(sessions)
         seen.observe(width, step_us / self._measured.at(sessions, rows))
@@ -306,6 +306,8 @@ class Expectation:
         if self.arrived or since is None:
             return None
         if self.delay_us is None:
+            if turn is not None and turn.token_us:
+                return since + turn.tokens * turn.token_us, since + self.latest_us(turn)
             expected = GUESSED_SHARE * plain_step_us
             return since + expected, since + 2 * expected
         share = GUESSED_SHARE if self.skipped >= TRIAL_VERDICTS else 1.0
@@ -387,14 +389,20 @@ class Expectations:
         """See Expectation."""
         return self.by_source.get(source, self._unheard).latest_us(turn)
 
-    def due(self, plain_step_us: float, turns: Mapping[int, Turn] = NO_TURNS) -> Due | None:
+    def due(
+        self, plain_step_us: float, turns: Mapping[int, Turn] = NO_TURNS, owing: Collection[int] | None = None
+    ) -> Due | None:
         """The answer to the last verdict that is worth waiting for; None if all are here or none was asked for.
+
+        owing: the sources that were asked for one; None: all.
 
         turns: by source, of drafters that the verifier takes turns with. That was planned, and pays only if it waits.
         """
-        known = self.by_source or {0: self._unheard}
+        known = self.by_source or {next(iter(turns), 0): self._unheard}
         due: list[Due] = []
         for source, each in known.items():
+            if source and owing is not None and source not in owing:
+                continue
             when = each.due(plain_step_us, turns.get(source))
             if when is not None:
                 due.append(Due(source, *when, 1.0 if source in turns else each.chance))
@@ -488,6 +496,8 @@ class StepCharge(NamedTuple):
         uncharged_us: of the step: what nobody expected (`StepCosts.unexpected_us`), and what a head's features took,
             which are charged by themselves.
         head: the window was a head's.
+        sessions: that shared the step.
+        disturbed_us: by which drafters on the same cores made it longer, which is charged by itself.
     """
 
     plain_us: float | None
@@ -495,6 +505,8 @@ class StepCharge(NamedTuple):
     part: float = 1.0
     uncharged_us: float = 0.0
     head: bool = False
+    sessions: int = 1
+    disturbed_us: float = 0.0
 
 
 def part_of(window: int, windows: int, sessions: int) -> float:

@@ -32,6 +32,7 @@ from specwire.core.policy.costs import Turn
 from specwire.core.policy.estimates import (
     AcceptanceByPosition,
     Agreement,
+    LiveChain,
     V,
     affordable,
     expected_tokens,
@@ -42,12 +43,15 @@ from specwire.core.policy.estimates import (
 )
 from specwire.core.policy.tunables import (
     APART_SHARE,
+    AWAITED_VERDICTS,
     CHUNK_SHARE,
     ENOUGH,
     ENOUGH_COMPARED,
     LEAST_ADVANTAGE,
     LEAST_GAIN,
+    LEAST_STREAM_GAIN,
     LEAST_TIMING_US,
+    MEASURING_CHUNKS,
     MOST_BRANCHES,
     MOST_FIRST_CHUNK,
     PLAN_EVERY,
@@ -154,19 +158,19 @@ class Tries:
     spent_us: float = 0.0
     price_us: float = 0.0
 
-    def verdict(self, sessions: int, waited_us: float, ends: bool) -> None:
-        """Note a verdict of a step of so many sessions that waited so long. ends: the try has told what it can."""
+    def verdict(self, sessions: int, lost_us: float, ends: bool) -> None:
+        """Note a verdict of a step of so many sessions, and what it lost. ends: the try has told what it can."""
         self.verdicts += 1.0 / sessions
         if self.left > 0.0:
-            self.spent_us += waited_us / sessions
+            self.spent_us += lost_us / sessions
             self.left = 0.0 if ends else max(0.0, self.left - 1.0 / sessions)
             self.price_us = self.spent_us
 
-    def begins(self, verdict_us: float) -> bool:
-        """Whether a try begins now. verdict_us: what a verdict takes without."""
+    def begins(self, verdict_us: float, most: int) -> bool:
+        """Whether a try of so many verdicts begins now. verdict_us: what a verdict takes without."""
         if self.verdicts < PROBE_EVERY or not affordable(self.price_us, self.verdicts * verdict_us):
             return False
-        self.verdicts, self.left, self.spent_us = 0.0, float(TRIAL_VERDICTS), 0.0
+        self.verdicts, self.left, self.spent_us = 0.0, float(most), 0.0
         return True
 
 
@@ -192,19 +196,18 @@ class LearntDrafter:
     ignored: float = 0.0
     tries: Tries = field(default_factory=Tries)
 
-    def drafted(self, token_us: float, least_us: float, apart: bool) -> None:
-        """Note how long a token took to draft, and of that without the verifier computing. apart: nearly all of it.
+    def drafted(self, token_us: float, apart: bool) -> None:
+        """Note how long a token took to draft. apart: while the verifier was idle, or elsewhere.
 
-        The first one apart replaces what was measured beside forwards. From then on one beside a forward tells only
-        within what bounds it is.
+        The first one apart replaces what was measured beside forwards, and one that took less than half of what is
+        known, since who is off is heard so seldom. One beside a forward tells only that it is no more.
         """
         self.chunks += not self.apart
-        if self.draft_us is None or (apart and not self.apart):
+        known = self.draft_us
+        if known is None or (apart and (not self.apart or token_us < known / 2)):
             self.draft_us, self.apart = token_us, apart
             return
-        if not apart:
-            token_us = min(max(self.draft_us, least_us) if self.apart else self.draft_us, token_us)
-        self.draft_us = smoothed(self.draft_us, token_us)
+        self.draft_us = smoothed(known, token_us if apart else min(known, token_us))
 
     def answered(self, overhead_us: float) -> None:
         """Note what an answer took besides its drafting.
@@ -254,7 +257,7 @@ class Way(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        return self.gain >= LEAST_GAIN
+        return self.gain >= LEAST_STREAM_GAIN
 
     @property
     def reason(self) -> str:
@@ -282,12 +285,14 @@ class Streaming:
 
     def fastest(self) -> Way:
         """The best plan for a drafter on hardware of its own: stream, with or without waiting, or take turns."""
-        known = (self.rates, self.agreement, self.draft_us, self.V)
+        live = LiveChain.of(self.rates, self.agreement, self.draft_us, self.V)
         # A verdict finds a drafter that streams in the middle of a token.
         met_us = self.delay_us + self.draft_us / 2
-        speeds = {(Discipline.STREAM, 0): stream_rate(*known, met_us, self._chunk)}
+        alone = stream_rate(live, self.agreement, self.draft_us, self.V(1), met_us, self._chunk)
+        speeds = {(Discipline.STREAM, 0): alone}
         for window in range(1, MOST_WINDOW + 1) if self.waits else ():
-            speeds[Discipline.STREAM, window] = waiting_rate(*known, met_us, window)
+            first_us = met_us + window * self.draft_us + self.V(window + 1)
+            speeds[Discipline.STREAM, window] = waiting_rate(live, self.rates, self.agreement, first_us, window)
             turns = lockstep_rate(self.rates, window, self.draft_us, self.V, self.delay_us)
             speeds[Discipline.LOCKSTEP, window] = turns
         best = max(speeds, key=speeds.__getitem__)
@@ -321,13 +326,14 @@ class PlannedStep(NamedTuple):
     """The step behind which it is planned.
 
     sessions: that shared it. of: V of steps of so many sessions, from rows. spare_us: what the session's ledger can
-    bear. waited_us: for which the step waited. latest_us: how long the verifier would wait for a drafter's next turn.
+    bear. lost_us: by which the step waited, or was disturbed by drafters on the same cores. latest_us: how long the
+    verifier would wait for a drafter's next turn.
     """
 
     sessions: int
     of: Callable[[int], V]
     spare_us: float
-    waited_us: float = 0.0
+    lost_us: float = 0.0
     latest_us: Callable[[int, Turn], float] = lambda *_: 0.0
 
     def each(self, sessions: int) -> V:
@@ -384,15 +390,15 @@ class DrafterPacing:
         self._chunks += 1
         if not proposal.tokens:
             return
-        took_us = max(1, proposal.draft_us)
+        # 0 tells nothing: of two chunks that are sent together the first has it all.
+        took_us = proposal.draft_us or (0 if self.learnt.draft_us is not None else 1)
         apart = not self._drafter.shares_cores or beside_us <= APART_SHARE * took_us
-        if self._chunks > 1 or self.learnt.draft_us is None:
+        if took_us and (self._chunks > 1 or self.learnt.draft_us is None):
             # The tokens of a tree's piece were drafted in one forward unless its chunk asked for more.
             levels = len(proposal.tokens)
             if proposal.parents:
                 levels = min(self.plan.pace.chunk, levels)
-            least_us = max(0.0, took_us - beside_us) / levels
-            self.learnt.drafted(took_us / levels, least_us, apart and self._chunks > 1)
+            self.learnt.drafted(took_us / levels, apart and self._chunks > 1)
         if delay_us and apart:
             self._answered = True
             self.learnt.answered(max(0.0, delay_us - took_us))
@@ -402,7 +408,7 @@ class DrafterPacing:
         """Of a drafter that the verifier takes turns with, on the same cores; None of others."""
         if not self._drafter.shares_cores or self.plan.discipline is not Discipline.LOCKSTEP:
             return None
-        return Turn(self.plan.pace.chunk, (self.learnt.draft_us or 0.0) if self.learnt.apart else 0.0)
+        return Turn(self._pace.chunk, (self.learnt.draft_us or 0.0) if self.learnt.apart else 0.0)
 
     def tested(self, width: int, accepted: int) -> None:
         """A window of its tokens was tested."""
@@ -413,17 +419,22 @@ class DrafterPacing:
         """A verdict, of a window of so many of its tokens; plan behind it."""
         known = self.learnt
         self._verdicts += 1
-        if self.plan.discipline is Discipline.LOCKSTEP and not width and self._chunks:
+        # A drafter reads the prompt first.
+        if self.plan.discipline is Discipline.LOCKSTEP and not width and (self._chunks or self._verdicts > ENOUGH):
             known.ignored += 1.0 / step.sessions
-        known.tries.verdict(step.sessions, step.waited_us, self._drafter.shares_cores and self._answered)
+        known.tries.verdict(step.sessions, step.lost_us, self._drafter.shares_cores and self._answered)
         self._answered = False
-        due = self._verdicts <= ENOUGH or self._verdicts % PLAN_EVERY == 0
-        if self._fixed is None and due:
+        every = TRIAL_VERDICTS if self.plan.discipline is Discipline.OFF else PLAN_EVERY
+        if self._fixed is None and (self._verdicts <= ENOUGH or (self._verdicts + self._drafter.source) % every == 0):
             self.plan = self._planned(step)
+
+    @property
+    def _pace(self) -> Pace:
+        return self.plan.pace.of_a_chain() if self._weighed else self.plan.pace
 
     def take_pace(self) -> SourcePace | None:
         """The pace, where it is not the one that was taken last: what its drafter is to be told."""
-        pace = self.plan.pace.of_a_chain() if self._weighed else self.plan.pace
+        pace = self._pace
         if pace == self._told:
             return None
         self._told = pace
@@ -433,10 +444,12 @@ class DrafterPacing:
         known = self.learnt
         if self._drafter.shares_cores and not self._waits:
             return self.plan
-        unmeasured = self._drafter.shares_cores and not known.apart and known.chunks < PROBE_WINDOW
-        if known.draft_us is None or (unmeasured and known.ignored < ENOUGH):
+        if not self._drafter.shares_cores:
+            return self._trying("measuring") if known.draft_us is None else self._apart(step, known.draft_us)
+        measured = known.draft_us is not None and (known.apart or known.chunks >= MEASURING_CHUNKS)
+        if not measured and known.ignored < ENOUGH:
             return self._borne(step, self._trying("measuring"))
-        return self._in_turns(step, known.draft_us) if self._drafter.shares_cores else self._apart(step, known.draft_us)
+        return self._try_or_off(step) if known.draft_us is None else self._in_turns(step, known.draft_us)
 
     def _apart(self, step: PlannedStep, draft_us: float) -> Plan:
         """Plan for a drafter with hardware of its own: by V of the session alone, since its drafting costs nobody, and
@@ -474,8 +487,11 @@ class DrafterPacing:
         return self._borne(step, in_turns(best, f"window {best}, gain {gain:.2f}"))
 
     def _borne(self, step: PlannedStep, plan: Plan) -> Plan:
-        """That plan, unless the verifier would not wait for its turn, which would be in the way of the next forward."""
-        if not self._drafter.shares_cores or not plan.due:
+        """That plan, unless the verifier would not wait for its turn, which would be in the way of the next forward.
+
+        In a batch the drafter is at work for others anyway, and who is left out makes the wait dearer for them.
+        """
+        if not self._drafter.shares_cores or not plan.due or step.sessions > 1:
             return plan
         turn, each = Turn(plan.due, self.learnt.draft_us or 0.0), step.each(step.sessions)
         turn_us = step.latest_us(self._drafter.source, turn) + each(plan.due + 1) - each(1)
@@ -483,7 +499,8 @@ class DrafterPacing:
 
     def _try_or_off(self, step: PlannedStep) -> Plan:
         tries = self.learnt.tries
-        if tries.left > 0.0 or tries.begins(step.each(step.sessions)(1)):
+        most = AWAITED_VERDICTS if self._drafter.shares_cores else TRIAL_VERDICTS
+        if tries.left > 0.0 or tries.begins(step.each(step.sessions)(1), most):
             self.learnt.ignored = 0.0
             return self._borne(step, self._trying("trying"))
         return off("no gain expected")

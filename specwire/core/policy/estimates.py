@@ -322,40 +322,48 @@ def lockstep_rate(rates: Sequence[float], window: int, draft_us: float, V: V, ov
     return expected_tokens(rates, window) / (drafting_us + V(window + 1))
 
 
-def stream_rate(rates: Sequence[float], agreement: float, draft_us: float, V: V, delay_us: float, chunk: int) -> float:
+class LiveChain(NamedTuple):
+    """Of the steps that a live chain feeds until it is contradicted: their tokens, and microseconds."""
+
+    tokens: float
+    time_us: float
+
+    @classmethod
+    def of(cls, rates: Sequence[float], agreement: float, draft_us: float, V: V) -> LiveChain:
+        """agreement: P(a draft token is the decided one), tested or not."""
+        most = max(1, min(len(rates), int(V(1) / draft_us)))
+        window = max(range(1, most + 1), key=lambda window: expected_tokens(rates, window) / V(window + 1))
+        steps = 1.0 / (1.0 - min(prod(rates[:window]) * agreement, 0.999))
+        return cls(steps * expected_tokens(rates, window), steps * V(window + 1))
+
+
+def stream_rate(
+    live: LiveChain, agreement: float, draft_us: float, plain_us: float, delay_us: float, chunk: int
+) -> float:
     """Tokens per microsecond when the drafter streams, on hardware of its own, and the verifier never waits.
 
     A renewal argument. After a contradiction the verifier goes on alone. A new chain catches up with it `delay_us` and
     a chunk later, if it guessed each of the n tokens decided meanwhile; every wrong one begins a chain anew, so the
     steps alone are those until the first run of n right guesses. While a chain lives, a step tests what was drafted
-    during the last one, at most len(rates) tokens.
+    during the last one.
 
-    agreement: P(a draft token is the decided one), tested or not.
+    agreement: P(a draft token is the decided one), tested or not. plain_us: V(1).
     """
-    plain_us = V(1)
     lead_us = plain_us - draft_us
     if lead_us <= 0:
         return 1.0 / plain_us
     run = agreement ** ceil((delay_us + chunk * draft_us) / lead_us)
     alone = (1.0 - run) / (1.0 - agreement) if agreement < 1.0 else 1.0
-    tokens, time_us = _live(rates, agreement, draft_us, V)
-    return (alone + run * tokens) / (alone * plain_us + run * time_us)
+    return (alone + run * live.tokens) / (alone * plain_us + run * live.time_us)
 
 
-def waiting_rate(rates: Sequence[float], agreement: float, draft_us: float, V: V, delay_us: float, chunk: int) -> float:
-    """The same when the verifier waits for the new chain's first chunk instead of going on alone."""
-    tokens, time_us = _live(rates, agreement, draft_us, V)
+def waiting_rate(live: LiveChain, rates: Sequence[float], agreement: float, first_us: float, chunk: int) -> float:
+    """The same when the verifier waits for the new chain's first chunk instead of going on alone.
+
+    first_us: until that was tested.
+    """
     survives = prod(rates[:chunk]) * agreement
-    first_us = delay_us + chunk * draft_us + V(chunk + 1)
-    return (expected_tokens(rates, chunk) + survives * tokens) / (first_us + survives * time_us)
-
-
-def _live(rates: Sequence[float], agreement: float, draft_us: float, V: V) -> tuple[float, float]:
-    """Tokens, and microseconds, of the steps that a live chain feeds until it is contradicted."""
-    most = max(1, min(len(rates), int(V(1) / draft_us)))
-    window = max(range(1, most + 1), key=lambda window: expected_tokens(rates, window) / V(window + 1))
-    steps = 1.0 / (1.0 - min(prod(rates[:window]) * agreement, 0.999))
-    return steps * expected_tokens(rates, window), steps * V(window + 1)
+    return (expected_tokens(rates, chunk) + survives * live.tokens) / (first_us + survives * live.time_us)
 
 
 def worth_waiting(

@@ -68,8 +68,9 @@ APART_SHARE = 0.1
 # Taking turns, over plain decoding: "off when the predicted gain is under 1 %". Another window of a batch, over its
 # present one: while sessions change theirs some wait for others.
 LEAST_GAIN = 1.01
-# Taking turns, over plain decoding, before a batch that is off begins: how long its drafts take is not known well
-# (sweep).
+# A stream from hardware of its own, over plain decoding. What is expected of a stream is a little low (sweep).
+LEAST_STREAM_GAIN = 1.005
+# Taking turns, over plain decoding, before one that is off begins: how long its drafts take is not known well (sweep).
 LEAST_ADVANTAGE = 1.05
 # A step with the verifier's own guesses, over one without: what they cost is not known to 2 %.
 LEAST_GUESS_GAIN = 1.02
@@ -85,6 +86,12 @@ PROBE_EVERY = 128
 # Verdicts of a try: where nobody waits, one comparison would teach nothing. So many steps without waiting tell how soon
 # an answer comes beside which the drafter computed.
 TRIAL_VERDICTS = 16
+# Likewise where the verifier waits, or an answer that was drafted while it was idle: one that comes later is too late,
+# and the drafter that computes it is in the way meanwhile.
+AWAITED_VERDICTS = 4
+# Chunks drafted beside forwards that tell how long a token takes, as long as none was drafted while the verifier was
+# idle.
+MEASURING_CHUNKS = 2
 # Window of a probe that the verifier waits for, and until a token's drafting was measured; depth of a head's. With four
 # tokens at first the ledgers had little left (sweep).
 PROBE_WINDOW = 2

@@ -26,6 +26,7 @@ from specwire.core.policy.costs import Expectations, Ledger, StepCharge, Turn
 from specwire.core.policy.drafters import DrafterPacing, LearntDrafter, PlannedStep
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import LearntHead
+from specwire.core.policy.tunables import ENOUGH
 from specwire.core.policy.windows import Awaited, Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
 from specwire.core.verify.chains import BestPath, Chains, Offer
@@ -226,6 +227,11 @@ class VerifySession:
     def due(self) -> int:
         """Draft tokens that are expected behind each verdict: the most that one of the drafters owes."""
         return max((each.plan.due for each in self.drafters.values()), default=0) if self.trusting else 0
+
+    @property
+    def owing(self) -> set[int]:
+        """Sources that are asked for draft tokens behind each verdict."""
+        return {source for source, each in self.drafters.items() if each.plan.due}
 
     @property
     def turns(self) -> dict[int, Turn]:
@@ -481,6 +487,7 @@ class RunningSession:
     """since_us: the beginning of the time that the session's next verdict is charged for.
 
     waited_us: what it is charged of it for waiting: see `part_of`. proposed: something was, since the last verdict.
+    unheard: verdicts since then for which a drafter owed a turn.
     """
 
     session: VerifySession
@@ -488,10 +495,11 @@ class RunningSession:
     expectations: Expectations = field(default_factory=Expectations)
     waited_us: float = 0.0
     proposed: bool = False
+    unheard: int = 0
 
     def propose(self, proposal: Proposal, arrived_us: float, forward_us: tuple[float, float] = (0.0, 0.0)) -> Offer:
         """A proposal arrived. forward_us: when the last forward began and ended."""
-        self.proposed = True
+        self.proposed, self.unheard = True, 0
         offer = self.session.offer(proposal)
         live, delay_us = offer in LIVE, 0.0
         pacing = self.session.drafters.get(proposal.source)
@@ -506,8 +514,11 @@ class RunningSession:
 
     @property
     def disturbs(self) -> bool:
-        """Whether a drafter on the verifier's cores may be at work: its turn was not waited for."""
-        return not self.proposed and bool(self.session.turns)
+        """Whether a drafter on the verifier's cores may be at work: its turn was not waited for.
+
+        One that was silent for ENOUGH verdicts is taken to do nothing.
+        """
+        return not self.proposed and self.unheard < ENOUGH and bool(self.session.turns)
 
     def allow(self, allowance: Allowance, arrived_us: float) -> None:
         """Progress arrived. Time without room is charged to nobody."""
@@ -556,7 +567,7 @@ class RunningSession:
         path, room = session.best, session.room
         # Tokens of a chunk too long for any window have arrived, so they are not missing.
         missing = max(0, min(session.due, most, room - 1) - len(path.nodes))
-        due = self.expectations.due(plain_us, session.turns) if missing > 0 else None
+        due = self.expectations.due(plain_us, session.turns, session.owing) if missing > 0 else None
         source = path.source
         if source is None:
             source = due.source if due is not None else 0
@@ -594,6 +605,7 @@ class RunningSession:
                 ledger.charge(0.0, 0, 0.0, self.waited_us)
             ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * windows_us, step.head)
         self._charge_from(now_us)
+        self.unheard = 0 if self.proposed or not self.session.turns else self.unheard + 1
         self.proposed = False
         self.expectations.verdict(self.session.position, now_us, step.waited_us > 0)
 
