@@ -328,7 +328,7 @@ bench-gpu: $(STAMP) ## measure a target of billions of random weights on a GPU, 
 bench-wan: $(STAMP) ## measure drafting here and deciding there, over a line of 0 to 200 ms (an hour and a quarter)
 	$(BIN)/python -m bench.wan.run
 
-bench-sweep: $(STAMP) ## hold the controller against the best fixed setting of each of 348 cells, in virtual time (half an hour)
+bench-sweep: $(STAMP) ## hold the planner against the best fixed setting of each of 348 cells, in virtual time (half an hour)
 	$(BIN)/python -m bench.sweep
 
 bench-failover: $(STAMP) ## measure how soon faults are noticed and how long text pauses, in every cell of the failover matrix (a quarter of an hour)

@@ -1,8 +1,8 @@
-"""The controller against the best fixed setting of every cell of the grid, in virtual time: python -m bench.sweep.
+"""The planner against the best fixed setting of every cell of the grid, in virtual time: python -m bench.sweep.
 
 A cell is a place and an acceptance; which tokens are guessed right is chance. A setting that happens to suit one trace
 is not the cell's best, so a setting's speed is that over several recorded traces, each a session of its own, and the
-controller has to come up to the best of all settings over the same sessions, with branches or without. It gets no
+planner has to come up to the best of all settings over the same sessions, with branches or without. It gets no
 settings: each of its sessions starts from what the one before has learnt, as behind an orchestrator, and a session
 before the first is not counted.
 
@@ -226,7 +226,7 @@ def earlier(path: Path) -> dict[str, str]:
 
 
 def bar(found: Sequence[Swept]) -> Bar:
-    """The cell in which the controller is furthest behind; there is no chance in virtual time."""
+    """The cell in which the planner is furthest behind; there is no chance in virtual time."""
     worst = min(found, key=lambda one: one.share)
     share = Estimate(worst.share, worst.share, worst.share, 1.0)
     return at_least(

@@ -1,6 +1,6 @@
 """Cells over real sockets with emulated devices: forwards are sleeps of stated length, guesses follow a recorded trace.
 
-What is real: processes, namespaces, gRPC, the scheduler, the controller, the log, the relay's delay. What is not: the
+What is real: processes, namespaces, gRPC, the scheduler, the planner, the log, the relay's delay. What is not: the
 models, and contention for cores, which sleeping has none of; therefore two cells may run at a time. Those whose round
 trip is shorter than a forward run alone: there it counts what software adds to a hop, and what others add to that.
 """

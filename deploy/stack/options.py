@@ -59,7 +59,7 @@ class ServiceHost(Protocol):
 #     num_assistant_tokens          the same (transformers with a constant schedule, OpenVINO GenAI)
 #     assistant_confidence_threshold  0 only: no stop (transformers, OpenVINO GenAI)
 #
-# Without a number the controller chooses it. The verifier may test fewer of the drafted tokens, or none, while they do
+# Without a number the verifier chooses it. The verifier may test fewer of the drafted tokens, or none, while they do
 # not pay; its n-grams are not bound by the number. Other fields are refused by name.
 
 SPECULATIVE = "speculative-config"
@@ -70,7 +70,7 @@ ELSEWHERE = {
     "acceptance_method": "the rule is each request's own (rule)",
     "draft_tensor_parallel_size": "a drafter is one process on one device; 1 needs no saying",
     "disable_by_batch_size": "whether drafting pays is measured for each session, in batches too",
-    "num_assistant_tokens_schedule": "without a number of tokens the controller chooses it anew all the time",
+    "num_assistant_tokens_schedule": "without a number of tokens the verifier chooses it anew all the time",
     "posterior_alpha": "give a request the rule typical(epsilon,delta)",
     "posterior_threshold": "give a request the rule typical(epsilon,delta)",
     "prompt_lookup_max": "what is looked up, and how far, follows from what was accepted before",
@@ -118,7 +118,7 @@ def speculative_of(text: str) -> Speculative:
         _refuse("model", f"must be a path or hub id, not {json.dumps(model)}")
     count = _count(fields)
     if fields.get("assistant_confidence_threshold", 0) != 0:
-        reason = "must be 0: a drafter here ends a chain by the product of its confidences, at a floor that is computed"
+        reason = "must be 0: no chain ends by its drafter's confidence"
         _refuse("assistant_confidence_threshold", reason)
     if method == NGRAM:
         for name in ("model", "num_speculative_tokens", "num_assistant_tokens"):

@@ -182,7 +182,7 @@ class DraftSession:
         chain: number of the first tree; above those of a session that this one replaces.
         context: most tokens that the drafter's model can hold; a text that has reached it is not drafted for.
         weighed: its rule weighs draft tokens by what they were drawn from. Then no stop may depend on them: a chunk's
-        length is fixed before its first token is drawn, and the pace's floor is ignored. epoch: names the randomness to
+        length is fixed before its first token is drawn. epoch: names the randomness to
         draw with; a new one voids what is not decided.
         branching: it may branch: its rule and its model allow it.
         rates: what is known of the drafter's candidates; sessions share it.

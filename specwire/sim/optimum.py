@@ -1,4 +1,4 @@
-"""The best fixed setting of a cell, found by a sweep: what the controller is compared with."""
+"""The best fixed setting of a cell, found by a sweep: what the planner is compared with."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def optimum(cell: Cell) -> Best:
 def optimum_of_trees(cell: Cell, chains: Best) -> Best:
     """The fastest with branches of the stream that is `chains`, the optimum of chains, or of the best one.
 
-    Only a few are tried, so the controller may be faster.
+    Only a few are tried, so the planner may be faster.
     """
     stream = chains.policy if _streaming(chains.policy) else _streamed(cell)[0].policy
     return _alone(cell, _branched(stream))

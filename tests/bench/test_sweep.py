@@ -1,4 +1,4 @@
-"""The controller comes close to the best fixed setting of a cell, which is found by sweep: here in a few of them."""
+"""The planner comes close to the best fixed setting of a cell, which is found by sweep: here in a few of them."""
 
 from __future__ import annotations
 

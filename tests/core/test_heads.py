@@ -267,9 +267,9 @@ class Noted(AcceptanceByPosition):
         super().__init__()
         self.said: list[tuple[int, int]] = []
 
-    def observe(self, tested: int, accepted: int, weight: float = 1.0) -> None:
+    def observe(self, tested: int, accepted: int) -> None:
         self.said.append((tested, accepted))
-        super().observe(tested, accepted, weight)
+        super().observe(tested, accepted)
 
 
 LAWS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, seed=5)}

@@ -356,7 +356,7 @@ class World(Facts):
             wild = Proposal(self.source + number % 2, number, base, 0, tokens, prefix_hash, parents=parents)
             self._offer(self.verifier, wild)
 
-    # The log, the client, the controller, other owners
+    # The log, the client, the planner, other owners
 
     def acknowledge(self, _: int) -> None:
         if self.pending is None:

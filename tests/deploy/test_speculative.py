@@ -40,7 +40,7 @@ def test_what_means_the_same(config: dict[str, object], meant: Speculative) -> N
         ('{"num_speculative_tokens": true}', "num_speculative_tokens must be a whole number from 1 on, not true"),
         ('{"num_speculative_tokens": 9999}', "num_speculative_tokens plan: "),
         ('{"num_speculative_tokens": 3, "num_assistant_tokens": 4}', "num_assistant_tokens contradicts"),
-        ('{"assistant_confidence_threshold": 0.4}', "assistant_confidence_threshold must be 0: a drafter here ends"),
+        ('{"assistant_confidence_threshold": 0.4}', "assistant_confidence_threshold must be 0: no chain ends"),
         ('{"method": "ngram", "num_speculative_tokens": 5}', "num_speculative_tokens is a draft model's"),
         ('{"prompt_lookup_max": 4}', "prompt_lookup_max is not taken: what is looked up"),
         ('{"disable_by_batch_size": 8}', "disable_by_batch_size is not taken: whether drafting pays"),

@@ -19,7 +19,7 @@ export function figures(of, session, shown, plain) {
   const rates = [{ points: shown.rates(), kind: "main" }, ...(plain ? [{ points: plain.rates(), kind: "plain" }] : [])];
   curves(of("rates"), rates, "s");
   acceptance(of, session);
-  controller(of, session, judged, last);
+  plans(of, session, judged, last);
   delays(of, judged, last);
   batch(of, judged, last);
   of("per_forward").textContent = session.judged.length ? session.tokensPerForward.toFixed(2) : "–";
@@ -42,7 +42,7 @@ function acceptance(of, session) {
 }
 
 // The window that each forward tested, and how the drafters were told to draft then.
-function controller(of, session, judged, last) {
+function plans(of, session, judged, last) {
   const items = judged.map((one) => ({
     parts: [{ value: one.accepted, kind: "held" }, { value: one.tested - one.accepted, kind: "unheld" }],
     ribbon: discipline(one),

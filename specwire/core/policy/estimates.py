@@ -74,8 +74,9 @@ def _beyond_the_last(times: Mapping[int, float], rows: float) -> float:
 class AcceptanceByPosition:
     """P(accept | tested) for each position of the window: decayed counts with a weak prior.
 
-    A verifier has one for each source of a session, which under exact rules also counts paths that it has not tested. A
-    controller has one of windows that were tested, over sessions: planned by the verifier's, batches were slower (LOG).
+    A verifier has one for each source of a session, which under exact rules also counts paths that it has not tested;
+    and one of each drafter's tested windows, over sessions, to plan by: planned by the others, batches were slower
+    (LOG).
 
     Invariant: no position from `_reach` on was ever tested. `_rates`, `_expected`: of the first positions, and by
     number of positions, until something is observed.
@@ -89,23 +90,21 @@ class AcceptanceByPosition:
         self._rates: list[float] = []
         self._expected: dict[int, float] = {}
 
-    def observe(self, tested: int, accepted: int, weight: float = 1.0) -> None:
+    def observe(self, tested: int, accepted: int) -> None:
         """Note a window of `tested` draft tokens, the first `accepted` of which were accepted.
 
-        Tokens behind a refused one do not count as tested, because their context was wrong. weight: of the window,
-        where several of one step are noted.
+        Tokens behind a refused one do not count as tested, because their context was wrong.
         """
-        decay = DECAY**weight
         judged = min(tested, accepted + 1, len(self._tested))
         for index in range(judged):
-            self._tested[index] = self._tested[index] * decay + weight
-            self._accepted[index] = self._accepted[index] * decay + (weight if index < accepted else 0.0)
+            self._tested[index] = self._tested[index] * DECAY + 1.0
+            self._accepted[index] = self._accepted[index] * DECAY + (index < accepted)
         # Beyond the window nothing is learnt. What a few tests showed there fades, or windows would stay short.
         self._rates.clear()
         self._expected.clear()
         for index in range(tested, self._reach):
-            self._tested[index] *= decay
-            self._accepted[index] *= decay
+            self._tested[index] *= DECAY
+            self._accepted[index] *= DECAY
         self._reach = max(self._reach, judged)
 
     def faded(self, weight: float) -> AcceptanceByPosition:

@@ -11,16 +11,15 @@ from __future__ import annotations
 # ----------------------------------------------------------------------------------------------------------------------
 # What is learnt, and how fast it is forgotten.
 
-# Share of its weight that a count keeps with each new one: acceptance, calibration, what windows cost. This
-# remembers some 50 windows; a shorter memory chases chance (sweep). What windows cost fades with a step without any,
-# too: what was thought too dear is tried again in the end.
+# Share of its weight that a count of acceptance keeps with each new one. This remembers some 50 windows; a shorter
+# memory chases chance (sweep).
 DECAY = 0.98
 # Likewise for comparisons with the text. Agreement is raised to the power of a round trip's tokens, so it must be known
 # well.
 AGREEMENT_DECAY = 0.99
 # Weight of a new timing (a delay, a token's drafting, an overhead) in what is known of it.
 TIMING_WEIGHT = 0.2
-# Weight of one step in what is known of steps like it; smaller, because the ledger charges by it.
+# Weight of one draft of a head in what its drafts are known to take; smaller, because the ledger charges by it.
 STEP_WEIGHT = 0.05
 # Weight of one step in how slow the machine is now: it is as some five steps say, which costs a text little when a
 # shared machine becomes half as fast (simulated cells).
@@ -54,8 +53,8 @@ SURE_CLASSES = 10
 LEAST_SPREAD = 0.25
 # Tests that the position before is worth in the estimate of the next: later ones are tested less often, differ little.
 LATER_WEIGHT = 6.0
-# Observations before anything is said of them: forwards of a kind, windows of a calibration, a session's verdicts,
-# answers in a row that were in time and not tested (a drafter on the verifier's host then only costs).
+# Observations before anything is said of them: a session's verdicts, or turns in a row that were asked for and not
+# tested (a drafter on the verifier's cores then only costs).
 ENOUGH = 8
 # Tokens held against the text before a far drafter is given up.
 ENOUGH_COMPARED = 48.0
@@ -145,8 +144,7 @@ SHORT_CHAIN = 4
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
 PLAN_EVERY = 4
 # Draft tokens that are less probable than this are not considered, nor extended where a drafter branches: they would
-# cost the link and the verifier more than they are worth. With 0.01 branches lost 1 to 3 % (sweep). As a floor of a
-# pace it is too low to end a chain: it only makes the drafter tell its probabilities.
+# cost the link and the verifier more than they are worth. With 0.01 branches lost 1 to 3 % (sweep).
 NEGLIGIBLE = 0.005
 # Drafting a chunk that nobody waits for takes no more than this share of a forward.
 CHUNK_SHARE = 0.125

@@ -126,7 +126,7 @@ def front(target: str, *drafts: str) -> Iterator[Front]:
 
 
 async def _enter(target: str, *drafts: str) -> tuple[Stack, AsyncExitStack]:
-    """With a fixed plan: on a busy machine a controller may find that drafting does not pay."""
+    """With a fixed plan: on a busy machine a verifier may find that drafting does not pay."""
     entered = AsyncExitStack()
     wanted = stack(target, *drafts, plan="stream:2,16", http="127.0.0.1:0", chat_template=TEMPLATE)
     parts = await entered.enter_async_context(wanted)
