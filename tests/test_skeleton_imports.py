@@ -17,7 +17,7 @@ PACKAGES = [
     *("specwire/core/law", "specwire/core/policy", "specwire/core/verify", "verify_service/engine"),
     *("orchestrator/api", "orchestrator/http", "orchestrator/http/openai", "orchestrator/ownership"),
     *("orchestrator/peers", "orchestrator/session"),
-    *("deploy/cli", "deploy/stack", "specwire/lm/runners", "specwire/lm/training"),
+    *("deploy/cli", "deploy/cluster", "deploy/stack", "specwire/lm/runners", "specwire/lm/training"),
     *("specwire/core/draft", "specwire/core/session", "specwire/core/law/acceptance", "specwire/core/verify/session"),
     *("specwire/lm/guesses", "specwire/lm/heads", "specwire/lm/law", "specwire/lm/law/sampler"),
     *("draft_service/server", "demo_pair/train", "specwire/vllm/drafting"),

@@ -80,7 +80,7 @@ def silence(over: threading.Event) -> Iterator[object]:
         (["scripted:7", "--listen", "nowhere"], 2, "listen: must be HOST:PORT"),
         (["scripted:7", "--slots", "0"], 2, "slots: must be from 1 to 1024, not 0"),
         (["scripted:7", "--context", "1"], 2, "context: must be at least 2, not 1"),
-        (["scripted:7", "--dtype", "int3"], 2, "invalid choice: 'int3'"),
+        (["scripted:7", "--dtype", "int3"], 2, "must be one of auto, float32, bfloat16, not 'int3'"),
         ([], 2, "MODEL: is required, or --follow DIR"),
         (["--follow", "/no/such/folder"], 2, "follow: /no/such/folder has no version yet"),
     ],
