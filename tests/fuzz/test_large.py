@@ -206,7 +206,9 @@ async def test_no_answer_has_much_walked_between_two_turns_of_the_loop(
                     await provoke(orchestrator, client, method, said)
                 if turns.most > MOST_WALKED:
                     found.append(f"{large}: {turns.most} in {turns.callback:.600}")
-            for peer in (*orchestrator.orchestrator.pool.verifiers, *orchestrator.orchestrator.pool.drafters):
+            pool = orchestrator.orchestrator.pool
+            peers: list[Any] = [*pool.verifiers, *pool.drafters]
+            for peer in peers:
                 peer._handles = count(HANDLE + 1)  # what the verifier still says of the last session is not of the next
             done = await client.complete(PROMPT, max_tokens=12, ignore_eos=True)
             assert list(done.tokens) == plain(TARGET, PROMPT, 12)
