@@ -14,6 +14,7 @@ from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy.costs import part_of
 from specwire.core.policy.estimates import AcceptanceByPosition, Rates, V, affordable, expected_tokens, worth_waiting
 from specwire.core.policy.tunables import (
+    LEAST_GAIN,
     LEAST_GUESS_GAIN,
     LOOK_EVERY_US,
     NEGLIGIBLE,
@@ -211,10 +212,11 @@ def _fastest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: 
     """The best expected rate, divided by the hurdle that it must take, and the leading pieces that give it.
 
     After a piece that its session's ledger could not bear, no further piece of that session is taken. All lengths are
-    tried, because V(m) may fall.
+    tried, because V(m) may fall. In a batch chains have a hurdle, too: of many sessions' estimates those are tested
+    that err upwards.
     """
     rows, tokens = sessions, float(sessions)
-    best_rate, kept, hurdle = tokens / V(rows), 0, 1.0
+    best_rate, kept, hurdle = tokens / V(rows), 0, 1.0 if sessions == 1 else LEAST_GAIN
     widths: dict[int, int] = {}
     refused: set[int] = set()
     taken: list[WindowPiece] = []
