@@ -84,10 +84,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.target is None and not args.draft and file_of(REAL).is_file():
             args.target = REAL
-        elif args.target is None:
-            say(
-                f"specwire demo: the included pair of 11 and 2 million weights; {how_to_get(REAL)} fetches a real model"
-            )
         if args.heads is None:
             args.heads = included_head(args)
         options = stack_options(args)
@@ -99,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     except (InvalidParameter, ModelError) as error:
         say(f"specwire demo: error: {error}")
         return 2
+    if args.target is None:
+        say(f"specwire demo: the included pair of 11 and 2 million weights; {how_to_get(REAL)} fetches a real model")
     return run_owned("demo", lambda folder: _demo(options, prompts, args.max_tokens, args.json, folder))
 
 
