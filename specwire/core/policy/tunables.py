@@ -64,9 +64,9 @@ APART_SHARE = 0.1
 # ----------------------------------------------------------------------------------------------------------------------
 # What a way of drafting must be expected to gain, as a multiple of what it is to replace.
 
-# Taking turns, over plain decoding: "off when the predicted gain is under 1 %". A batch's windows, over none: 16
-# sessions with tokens right at .4, of which .46 would pay, were 3 % slower without (tests/sim/test_fleet.py). Another
-# window of its turns, over the present one: while sessions change theirs some wait for others.
+# Taking turns, over plain decoding: "off when the predicted gain is under 1 %". A batch's windows, over none: of 16
+# sessions' estimates those are acted on that err upwards (tests/sim/test_fleet.py). Another window of its turns, over
+# the present one: while sessions change theirs some wait for others.
 LEAST_GAIN = 1.01
 # A stream from hardware of its own, over plain decoding. What is expected of a stream is a little low (sweep).
 LEAST_STREAM_GAIN = 1.005
