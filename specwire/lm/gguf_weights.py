@@ -24,7 +24,7 @@ from transformers.initialization import no_init_weights
 from specwire.core.model import INT8_DYNAMIC, LLAMACPP, NONE, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, first_line
-from specwire.lm.rounding import round_layers, rounded_layer
+from specwire.lm.rounding import GROUP, round_layers, rounded_layer
 from specwire.lm.weights_file import fill
 
 Bytes = npt.NDArray[np.uint8]
@@ -160,7 +160,7 @@ def model_of_file(
     kept = str(dtype)[6:]
     if quantization != NONE:
         round_layers(model, dynamic=quantization == INT8_DYNAMIC, empty=True)
-        kept += "-int8"
+        kept += f"-int8x{GROUP}"
     tensors = GgufTensors(file)
     with torch.no_grad():
         fill(model, f"{file.fingerprint()[:32]}-{kept}", partial(tensors.read_into, dtype=dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -89,11 +89,12 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         return pretrained.load_gguf(spec, size, asked)
     dtype = _computed_in(asked)
     if asked.engine != VLLM:
-        if _keeps_8_bits(spec, asked):
+        for quantization in _kept_in(spec, asked):
+            rounded = replace(asked, quantization=quantization)
             try:
-                return pretrained.load_pretrained(spec, size, dtype, replace(asked, quantization=INT8))
+                return pretrained.load_pretrained(spec, size, _computed_in(rounded), rounded)
             except ModelError as reason:
-                logger.info("%s keeps no 8 bits: %s", spec, reason)
+                logger.info("%s is not computed as %s: %s", spec, quantization, reason)
         return pretrained.load_pretrained(spec, size, dtype, asked)
     _refuse({"runtime": asked.runtime not in (TORCH, AUTO), **_of_our_runtimes(asked)}, f"--engine {VLLM}")
     with _told_by(asked.ranks):
@@ -111,21 +112,25 @@ def _included(spec: str, asked: Loading) -> str | None:
     return None if folder is None else str(folder)
 
 
-def _keeps_8_bits(spec: str, asked: Loading) -> bool:
-    """Whether OpenVINO keeps a file's weights in 8 bits: where they have no more in the file, unless a dtype is named.
+def _kept_in(spec: str, asked: Loading) -> Sequence[str]:
+    """How OpenVINO computes weights that have at most 8 bits in their file, what is quickest first; nothing unless so.
 
-    A forward reads all weights, and of 8 bits half as much. Where rows are free in 16 bits those are kept, since in 8
-    bits rows are not.
+    A forward reads all weights, and of 8 bits half as much as of 16. Products of integers make rows cheap, too; without
+    instructions for them rows are dear in 8 bits, so that where they are free in 16 those are kept.
     """
     said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
     elsewhere = asked.runtime == TORCH or asked.device != "cpu" or (asked.heads is not None and is_self(asked.heads))
     if said or elsewhere or find_spec("openvino") is None or rows_are_free():
-        return False
-    # Both import transformers, as above.
+        return ()
+    # All import transformers or OpenVINO, as above.
     from specwire.lm.gguf_file import read_gguf
     from specwire.lm.rounding import has_8_bits
 
-    return read_gguf(spec).is_quantised if is_gguf(spec) else has_8_bits(spec)
+    if not (read_gguf(spec).is_quantised if is_gguf(spec) else has_8_bits(spec)):
+        return ()
+    from specwire.lm.runners.openvino.runner import rounds_activations
+
+    return (INT8_DYNAMIC, INT8) if rounds_activations() else (INT8,)
 
 
 def rows_are_free() -> bool:

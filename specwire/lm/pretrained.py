@@ -64,7 +64,7 @@ from specwire.lm.model_files import (
     stated_eos,
     weights_fingerprint,
 )
-from specwire.lm.rounding import has_8_bits, read_8_bits
+from specwire.lm.rounding import GROUP, has_8_bits, read_8_bits
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary, DraftVocabularyRunner
 from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
 from specwire.lm.runners.llama import MODEL_TYPES
@@ -570,7 +570,7 @@ def _described(
 
 
 def _precision(dtype: str, quantization: str) -> str:
-    return dtype if quantization == NONE else f"{dtype} {quantization}"
+    return dtype if quantization == NONE else f"{dtype} {quantization} by {GROUP}"
 
 
 def _eos_ids(found: Any, config: PreTrainedConfig) -> tuple[int, ...]:

@@ -1,11 +1,12 @@
-"""Weights in 8 bits: each row of a linear layer as integers from -127 to 127 and one scale.
+"""Weights in 8 bits: of each row of a linear layer every GROUP weights as integers from -127 to 127 and one scale.
 
+These are the blocks of a GGUF file's quantised tensors, so that a file of at most 8 bits is hardly rounded any further.
 Activations, embeddings, norms and biases keep the model's dtype ("weight-only"). Rounding is ours, so that the same
-weights come out for every fingerprint; the products are OpenVINO's of a whole model, and PyTorch's of a head
-(`specwire.lm.runners.linear`).
+weights come out for every fingerprint; the products are OpenVINO's. Files, and heads that PyTorch computes
+(`specwire.lm.runners.linear`), have one scale a row.
 
-"Dynamic": what these layers multiply is rounded likewise, by row and group, while it is computed. OpenVINO then
-multiplies integers (src/cpu/x64/jit_brgemm_src_quantization_kernel.cpp of its oneDNN).
+"Dynamic": what these layers multiply is rounded likewise, by row and group, while it is computed, as llama.cpp does.
+OpenVINO then multiplies integers (src/cpu/x64/jit_brgemm_src_quantization_kernel.cpp of its oneDNN).
 """
 
 from collections.abc import Collection, Mapping
@@ -21,9 +22,9 @@ from transformers import PreTrainedModel
 from specwire.lm.model_files import WEIGHTS, file_of
 
 LARGEST = 127
-# Activations that share a scale: 32, 64 and 256 took more time with half a billion weights. No fingerprint has it, so
-# another number needs another name than int8-dynamic.
-GROUP = 128
+# Weights, and activations, that share a scale. By groups of 128 activations and whole rows of weights SmolLM2's logits
+# moved twice as far, and no forward was quicker (docs/PERFORMANCE.md). Fingerprints have it.
+GROUP = 32
 # For rows of zeros.
 LEAST_SCALE = 1e-12
 # Behind the name of a weight that a file has in 8 bits: its rows' scales.
@@ -37,10 +38,20 @@ def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return exact.div(scale).round_().to(torch.int8), scale
 
 
+def group_of(width: int) -> int:
+    """How many weights of a row of `width` share a scale: all of one that does not consist of whole groups."""
+    return width if width % GROUP else GROUP
+
+
 def rounded_layer(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an Int8Linear has of a weight: integers (out, in), and scales (out,) in the weight's dtype."""
-    integers, scale = rounded(weight)
-    return integers, scale.squeeze(1).to(weight.dtype)
+    """What an Int8Linear has of a weight (out, in): integers (out, in), and scales (out, groups) in float16.
+
+    The integers are to the nearest by the scales as float16 has them.
+    """
+    groups = weight.float().unflatten(1, (-1, group_of(weight.shape[1])))
+    scale = groups.abs().amax(dim=2).div(LARGEST).clamp(min=LEAST_SCALE).half()
+    steps = scale.float().clamp(min=LEAST_SCALE)[:, :, None]
+    return groups.div(steps).round_().clamp_(-LARGEST, LARGEST).to(torch.int8).flatten(1), scale
 
 
 def packed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -96,7 +107,7 @@ def rounded_activations(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
 
 
 class Int8Linear(nn.Module):
-    """x (..., in) -> (x @ integers.T) * scale + bias; x rounded before that if `dynamic`: what OpenVINO is held to.
+    """x (..., in) -> x @ (integers * scale).T + bias; x rounded before that if `dynamic`: what OpenVINO is held to.
 
     Where x is narrower than a group OpenVINO rounds none of it, and so does nobody.
     """
@@ -109,7 +120,8 @@ class Int8Linear(nn.Module):
         self.dynamic = dynamic and linear.in_features >= GROUP
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
-        unfilled = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight))
+        groups = self.in_features // group_of(self.in_features)
+        unfilled = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), groups).half()
         integers, scale = unfilled if empty else rounded_layer(weight)
         self.integers = nn.Parameter(integers, requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
@@ -119,9 +131,13 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         if self.dynamic:
             rows = rounded_activations(rows)
-        y = functional.linear(rows, self.integers.to(rows.dtype)) * self.scale
-        y = y.reshape(*x.shape[:-1], len(self.integers))
-        return y if self.bias is None else y + self.bias
+        y = functional.linear(rows, self.weights().to(rows.dtype), self.bias)
+        return y.reshape(*x.shape[:-1], len(self.integers))
+
+    def weights(self) -> torch.Tensor:
+        """What integers and scales stand for: float32 (out, in)."""
+        groups = self.integers.float().unflatten(1, (self.scale.shape[1], -1))
+        return (groups * self.scale.float()[:, :, None]).flatten(1)
 
 
 def round_layers(model: PreTrainedModel, dynamic: bool, empty: bool = False) -> None:

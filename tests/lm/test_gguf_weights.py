@@ -124,15 +124,23 @@ def test_what_does_not_fit_is_named(changed: dict[str, int], message: str, tmp_p
 
 
 @pytest.mark.skipif("openvino" not in RUNTIMES, reason="openvino is not there")
+@pytest.mark.parametrize("integers", [True, False])
 def test_a_quantised_file_keeps_8_bits_where_openvino_computes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    integers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And multiplies integers where the processor does."""
+    from specwire.lm.runners.openvino import runner
+
+    if integers and not runner.rounds_activations():
+        pytest.skip("the processor has no VNNI")
+    monkeypatch.setattr(runner, "rounds_activations", lambda: integers)
+    kept = "int8-dynamic" if integers else "int8"
     path = write(build(config("llama")), tmp_path / "a.gguf", Type.Q8_0)
     monkeypatch.setattr("specwire.lm.load.find_spec", lambda name: None if name == "llama_cpp" else find_spec(name))
     monkeypatch.setattr(load, "rows_are_free", lambda: False)
     for options, runtime, quantization in (
-        ({"runtime": "auto"}, "openvino", "int8"),
-        ({"runtime": "openvino"}, "openvino", "int8"),
+        ({"runtime": "auto"}, "openvino", kept),
+        ({"runtime": "openvino"}, "openvino", kept),
         ({"runtime": "auto", "dtype": "float32"}, "openvino", "none"),
         ({"runtime": "auto", "heads": "self:skip=1"}, "torch", "none"),
     ):

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from demo_pair import DRAFT
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.rounding import GROUP, Int8Linear, round_layers, rounded, rounded_activations
+from specwire.lm.rounding import GROUP, Int8Linear, round_layers, rounded, rounded_activations, rounded_layer
 from specwire.lm.runners import linear
 from specwire.lm.runners.linear import FEW, LinearWeights, pack, pack_rounded
 from specwire.lm.runners.openvino import runner as openvino
@@ -30,15 +30,35 @@ def test_each_row_has_its_own_scale_and_is_rounded_to_the_nearest() -> None:
     torch.testing.assert_close(scale[[0, 2], 0], torch.tensor([0.01, 0.2]))
 
 
+def test_a_layer_rounds_groups_of_a_row_to_the_nearest_and_blocks_of_8_bits_not_at_all() -> None:
+    """A GGUF file's Q8_0 has an integer and a scale in float16, too."""
+    torch.manual_seed(1)
+    stored, scales = torch.randint(-127, 128, (6, 3, GROUP)), torch.rand(6, 3, 1).half()
+    stored[:, :, 0] = 127
+    stored[0, 1] = 0
+    integers, scale = rounded_layer((stored * scales.float()).flatten(1))
+    assert torch.equal(integers.view_as(stored), stored.to(torch.int8))
+    assert torch.equal(scale[1:], scales[1:, :, 0])
+    integers, scale = rounded_layer(torch.randn(6, 3 * GROUP) * 1e-3)
+    assert integers.abs().view_as(stored).amax(dim=2).eq(127).all()
+    odd = Int8Linear(nn.Linear(GROUP + 1, 4))
+    assert odd.scale.shape == (4, 1)
+
+
 @pytest.mark.parametrize("rows", [1, FEW, FEW + 1])
 @pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("width", [48, 3 * GROUP])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_layer_multiplies_with_what_the_integers_stand_for(rows: int, biased: bool, dtype: torch.dtype) -> None:
+def test_a_layer_multiplies_with_what_the_integers_stand_for(
+    rows: int, biased: bool, width: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(1)
-    linear = nn.Linear(48, 32, bias=biased).to(dtype)
+    linear = nn.Linear(width, 32, bias=biased).to(dtype)
     layer = Int8Linear(linear)
-    x = torch.randn(2, rows, 48).to(dtype)
-    weight = layer.integers.float() * layer.scale.float()[:, None]
+    x = torch.randn(2, rows, width).to(dtype)
+    group = width // layer.scale.shape[1]
+    weight = layer.integers.float() * layer.scale.float().repeat_interleave(group, dim=1)
+    torch.testing.assert_close(weight, linear.weight.float(), atol=float(layer.scale.max()) * 0.51, rtol=0)
     expected = nn.functional.linear(x.float(), weight, None if layer.bias is None else layer.bias.float())
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(layer(x).float(), expected, atol=tolerance, rtol=tolerance)

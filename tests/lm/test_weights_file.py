@@ -12,7 +12,7 @@ from specwire.core.model import INT8
 from specwire.lm import Feed, LanguageModel, load_model, weights_file
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_weights import GgufTensors, config_of, model_of_file
-from specwire.lm.rounding import round_layers
+from specwire.lm.rounding import GROUP, round_layers
 from specwire.lm.weights_file import cache_folder
 from tests.lm.gguf_files import write
 from tests.lm.models import build, config, plain
@@ -60,7 +60,7 @@ def test_eight_bits_are_kept_as_they_are_rounded(path: str) -> None:
     """What is read once is what rounding the whole model gives, the output layer that is the embedding, too."""
     file = read_gguf(path)
     kept = model_of_file(file, config_of(file), torch.bfloat16, INT8)
-    assert [each.name.rpartition("-")[2] for each in files()] == ["int8.weights"]
+    assert [each.name.rpartition("-")[2] for each in files()] == [f"int8x{GROUP}.weights"]
     whole = model_of_file(file, config_of(file), torch.bfloat16)
     round_layers(whole, dynamic=False)
     expected, found = (dict(model.named_parameters()) for model in (whole, kept))

@@ -25,7 +25,7 @@ from specwire.lm.rounding import Int8Linear
 from specwire.lm.runners.decoder import DecoderShape
 from specwire.lm.runners.linear import side_by_side
 from specwire.lm.runners.llama import Unsuited, optional, parameter, rotations_of
-from specwire.lm.runners.openvino.graph import LOGITS, ROWS, name_ports, traced
+from specwire.lm.runners.openvino.graph import LOGITS, ROWS, name_ports, traced, unrounded
 
 TYPES = {torch.float32: openvino.Type.f32, torch.bfloat16: openvino.Type.bf16, torch.int8: openvino.Type.i8}
 TAPPED = "tapped"
@@ -165,10 +165,9 @@ class DecoderGraph:
         """Outputs of layers side by side, the first `rows` of them."""
         rounded = [linear for linear in linears if isinstance(linear, Int8Linear)]
         if len(rounded) == len(linears):
-            parts = [linear.integers[:rows] for linear in rounded]
-            scale = torch.cat([linear.scale[:rows] for linear in rounded]).float()[:, None]
-            weight = opset.convert(self._constant(side_by_side(parts)), "f32")
-            weight = opset.multiply(weight, opset.constant(scale.numpy()))
+            integers = side_by_side([linear.integers[:rows] for linear in rounded])
+            scale = torch.cat([linear.scale[:rows] for linear in rounded])
+            weight = unrounded(self._constant(integers.unflatten(1, (scale.shape[1], -1))), scale)
         else:
             parts = [_weight(linear)[:rows] for linear in linears]
             weight = _widened(self._constant(side_by_side(parts)), parts[0].dtype)

@@ -28,7 +28,7 @@ from torch import nn
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed
 from specwire.lm.kv_memory import forget, unused
-from specwire.lm.rounding import rounded
+from specwire.lm.rounding import rounded_layer
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A causal model as a function of tensors, its KV cache among them: the form in which a graph can be traced.
@@ -185,10 +185,18 @@ def round_weights(graph: openvino.Model, least: int = 0) -> None:
         source = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None
         if source is None or source.get_type_name() != "Constant" or source.data.size < least:
             continue
-        integers, scale = rounded(torch.tensor(source.data))
-        wide = opset.convert(opset.constant(integers.numpy(), dtype=openvino.Type.i8), "f32")
-        node.input(1).replace_source_output(opset.multiply(wide, opset.constant(scale.numpy())).output(0))
+        integers, scale = rounded_layer(torch.tensor(source.data))
+        grouped = integers.unflatten(1, (scale.shape[1], -1)).numpy()
+        weight = unrounded(opset.constant(grouped, dtype=openvino.Type.i8), scale)
+        node.input(1).replace_source_output(weight.output(0))
     graph.validate_nodes_and_infer_types()
+
+
+def unrounded(integers: Any, scale: torch.Tensor) -> Any:
+    """A weight (out, in) in float32 of integers (out, groups, any) and scales (out, groups), as OpenVINO knows them."""
+    groups = opset.multiply(opset.convert(integers, "f32"), opset.constant(scale.float()[:, :, None].numpy()))
+    shape = np.array([scale.shape[0], -1], np.int64)
+    return opset.reshape(groups, opset.constant(shape), special_zero=False)
 
 
 def _start_empty(graph: openvino.Model, stateless: Stateless) -> None:
