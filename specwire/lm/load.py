@@ -190,10 +190,6 @@ def _check(asked: Loading) -> None:
 
 def _computed_in(asked: Loading) -> str:
     """The dtype of what is computed."""
-    if asked.quantization == INT8_DYNAMIC:  # beside products of integers OpenVINO rounds no other activations
-        if asked.dtype not in (AUTO, "float32"):
-            raise ModelError(f"dtype: must be float32 with quantization {INT8_DYNAMIC}, not {asked.dtype}")
-        return "float32"
     if asked.dtype != AUTO:
         return asked.dtype
     return native_dtype("cuda" if asked.engine == VLLM and torch.cuda.is_available() else asked.device)

@@ -129,9 +129,11 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        if self.dynamic:
-            rows = rounded_activations(rows)
-        y = functional.linear(rows, self.weights().to(rows.dtype), self.bias)
+        if self.dynamic:  # sums of integers are not rounded to x's dtype
+            bias = None if self.bias is None else self.bias.float()
+            y = functional.linear(rounded_activations(rows.float()), self.weights(), bias).to(rows.dtype)
+        else:
+            y = functional.linear(rows, self.weights().to(rows.dtype), self.bias)
         return y.reshape(*x.shape[:-1], len(self.integers))
 
     def weights(self) -> torch.Tensor:

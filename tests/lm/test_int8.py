@@ -10,16 +10,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from demo_pair import DRAFT
+from specwire.core.model import QUANTIZATIONS
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.rounding import GROUP, Int8Linear, round_layers, rounded, rounded_activations, rounded_layer
 from specwire.lm.runners import linear
 from specwire.lm.runners.linear import FEW, LinearWeights, pack, pack_rounded
 from specwire.lm.runners.openvino import runner as openvino
-from specwire.lm.runners.openvino.graph import PagedGraph, compile_options
+from specwire.lm.runners.openvino.graph import compile_options
 from specwire.lm.runners.select import DYNAMIC_TOLERANCE
 from tests.lm.models import VOCABULARY, build, config, plain, save
-from tests.lm.walk import Texts
 
 TEXT = [(7 * index + 3) % VOCABULARY for index in range(24)]
 
@@ -106,53 +105,20 @@ def test_openvino_computes_the_rounded_model(kind: str, dtype: str, tmp_path: Pa
 
 
 @pytest.mark.skipif(not openvino.rounds_activations(), reason="needs VNNI, without which int8-dynamic is refused")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama-biased-tied", "qwen3"])
-def test_openvino_rounds_activations_as_our_layers_do(kind: str, tmp_path: Path) -> None:
+def test_openvino_rounds_activations_as_our_layers_do(kind: str, dtype: str, tmp_path: Path) -> None:
     """Near them is all that can be asked of whole models."""
-    sizes = config(kind)
-    sizes.hidden_size, sizes.intermediate_size = GROUP, GROUP + 32
-    model = build(sizes)
+    model = build(config(kind))
     folder = save(model, tmp_path)
-    exact = _logits(load_model(folder, slots=1, quantization="int8", runtime="openvino"))
-    lm = load_model(folder, slots=1, quantization="int8-dynamic", runtime="auto", threads=1)
+    how: Any = {"dtype": dtype, "threads": 1}
+    exact = _logits(load_model(folder, slots=1, quantization="int8", runtime="openvino", **how))
+    lm = load_model(folder, slots=1, quantization="int8-dynamic", runtime="auto", **how)
     found, scale = _logits(lm), float(exact.abs().max())
-    assert float((found - _rounded(model, dynamic=True)).abs().max()) <= scale * DYNAMIC_TOLERANCE
+    expected = _rounded(model.to(getattr(torch, dtype)), dynamic=True)
+    assert float((found - expected).abs().max()) <= scale * DYNAMIC_TOLERANCE
     assert float((found - exact).abs().max()) > scale * 1e-3  # they were rounded
     assert (lm.info.runtime, lm.info.quantization) == ("openvino", "int8-dynamic")
-
-
-@pytest.mark.skipif(not openvino.rounds_activations(), reason="needs VNNI, without which int8-dynamic is refused")
-def test_dynamic_windows_and_other_sessions_change_no_bit_on_openvino() -> None:
-    """Other bits would be rounded to other integers, and the text depend on who shares a forward."""
-    lm = load_model(str(DRAFT), slots=2, context=64, quantization="int8-dynamic", runtime="auto", threads=1)
-    text = [(7 * index + 3) % lm.info.vocabulary for index in range(44)]
-    lm.forward([Feed(0, 0, text[:20], 1)])
-    plain = torch.cat([lm.forward([Feed(0, at, [text[at]], 1)]).clone() for at in range(20, 44)])
-    for window in (2, 5, 8):
-        lm.discard(1)
-        lm.rollback(0, 20)
-        found = []
-        for at in range(20, 44, window):
-            beside = Feed(1, lm.cached(1), text[at - 5 : at], 0)
-            found.append(lm.forward([beside, Feed(0, at, text[at : at + window], min(window, 44 - at))]).clone())
-        assert torch.equal(torch.cat(found), plain)
-
-
-def test_windows_as_sequences_of_their_own_give_the_plain_forward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in int8-dynamic, but exact enough to be seen, beside prompts and rollbacks of other sessions."""
-    made = PagedGraph.__init__
-
-    def lone(self: PagedGraph, *args: Any, **options: Any) -> None:
-        made(self, *args, **options)
-        self._alone = 1 << 30
-
-    monkeypatch.setattr(PagedGraph, "__init__", lone)
-    model = build(config("qwen3"))
-    texts = Texts(model, load_model(save(model, tmp_path), slots=3, runtime="openvino"), seed=5)
-    for _ in range(60):
-        texts.step()
 
 
 def test_an_openvino_that_multiplies_floats_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,20 +131,10 @@ def test_an_openvino_that_multiplies_floats_is_found_out(tmp_path: Path, monkeyp
             load_model(folder, slots=1, quantization="int8-dynamic", runtime=runtime)
 
 
-def test_activations_are_rounded_in_float32_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save(build(config("llama")), tmp_path)
-    monkeypatch.setattr(openvino, "rounds_activations", lambda: True)
-    lm = load_model(folder, slots=1, dtype="auto", quantization="int8-dynamic", runtime="openvino")
-    assert lm.info.dtype == "float32"
-    with pytest.raises(ModelError, match="dtype: must be float32 with quantization int8-dynamic, not bfloat16"):
-        load_model(folder, slots=1, dtype="bfloat16", quantization="int8-dynamic", runtime="openvino")
-
-
 def test_rounding_and_dtype_are_in_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(build(config("llama")), tmp_path)
     monkeypatch.setattr(openvino, "rounds_activations", lambda: True)
-    kinds = [(dtype, quantization) for dtype in ("float32", "bfloat16") for quantization in ("none", "int8")]
-    kinds.append(("float32", "int8-dynamic"))
+    kinds = [(dtype, quantization) for dtype in ("float32", "bfloat16") for quantization in QUANTIZATIONS]
     infos = [
         load_model(folder, slots=1, dtype=dtype, quantization=quantization, runtime="openvino").info
         for dtype, quantization in kinds

@@ -140,7 +140,8 @@ def test_in_8_bits_it_is_half_as_large_and_says_almost_the_same(
     assert torch.allclose(lm.forward([Feed(0, 0, text, 6)])[said], exact[said], atol=close)
     monkeypatch.setattr("specwire.lm.load.rows_are_free", lambda: False)
     kept = load_model(str(tmp_path), slots=1, dtype="auto", runtime="auto")
-    assert kept.info.runtime == "openvino" and kept.info.quantization in ("int8", "int8-dynamic")
+    assert kept.info.runtime == "openvino"
+    assert kept.info.quantization in ("int8", "int8-dynamic")
     save_file({name: tensor for name, tensor in packed(whole).items() if "up_proj" not in name}, tmp_path / WEIGHTS)
     with pytest.raises(ModelError, match=r"its files lack or have model\.layers\.0\.mlp\.up_proj\.weight"):
         load_model(str(tmp_path), slots=1)

@@ -355,26 +355,16 @@ class Pages:
         return slice(first, first - (-stop // self.size))
 
 
-def alone(feed: Feed, most: int) -> Iterator[Feed]:
+def alone(feed: Feed) -> Iterator[Feed]:
     """A window's tokens, each a sequence of its own: all of them are wanted. Each sees those before it in the forward.
 
-    most: tokens of a window that is cut so. A prompt's tokens stay together: one by one they take longer, and a
-    sequence of several is not seen by another.
+    A prompt's tokens stay together: one by one they take longer, and a sequence of several is not seen by another.
     """
-    if feed.wanted < len(feed.tokens) or len(feed.tokens) > most:
+    if feed.wanted < len(feed.tokens) or len(feed.tokens) > MOST_WINDOW + 1:
         yield feed
         return
     for at, token in enumerate(feed.tokens, feed.start):
         yield Feed(feed.slot, at, (token,), 1)
-
-
-# Rows of a window up to which each is a sequence of its own. The runtime's attention packs all keys and values of a
-# sequence of several tokens anew for each forward, which takes as long as to read them three times: measured the same
-# with 200 and 700 positions, 1 to 16 sessions, float32 and bfloat16, AVX2 and AVX-512.
-ALONE_ROWS = 3
-# Rows of a window from which on a session that is alone has the threads of prompts. Shorter ones gain nothing there:
-# more threads begin later, and the weights leave their cores' caches.
-WIDE_ROWS = 13
 
 
 class PagedGraph:
@@ -384,10 +374,16 @@ class PagedGraph:
     of pages, a rollback is an integer, and a forward of many sessions copies no cache: keys and values are written in
     place. Rows of padding are a session of their own, behind all rows that are wanted.
 
-    A small graph is compiled again, over the same caches, with the threads of prompts: for their long parts, and for a
-    wide window of a session alone; such windows are padded to one width. So is a small one that tells less, for the
-    forwards of which nothing else is asked. Plain steps and windows share one compilation: weights of two would push
-    each other out of the processor's caches, which costs more than changes of shape.
+    A row of a window has the logits of a plain step, bit for bit, whoever shares the forward: each token of a window is
+    a sequence of its own over its session's pages, and there are at least as many sequences as threads, some of them
+    empty. With fewer the runtime's attention divides a row's keys and values among threads, and with several tokens in
+    one sequence it packs them anew; either adds in another order. (Weights in 8 bits whose products are of floats are
+    multiplied otherwise in forwards of several rows, so that this does not hold for them.)
+
+    A small graph is compiled again, over the same caches, with the threads of prompts for their long parts. So is a
+    small one that tells less, for the forwards of which nothing else is asked. Plain steps and windows share one
+    compilation: weights of two would push each other out of the processor's caches, which costs more than changes of
+    shape.
     """
 
     def __init__(
@@ -404,14 +400,10 @@ class PagedGraph:
         quiet: the same graph, which tells less.
 
         group: activations that are rounded with one scale, where their product's weights are integers; 0 rounds none.
-        Attention that differs in its last bit would be rounded to other integers, and logits be off by a fortieth of
-        the largest. So a window's tokens are then sequences of their own, however many, over their session's pages, and
-        computed as plain steps are; to the bit, by one thread.
         """
-        self._alone = MOST_WINDOW + 1 if group > 0 else ALONE_ROWS
         options = compile_options(computed_in(dtype), threads[0], group)
         self._compiled = CompiledGraph(graph, options)
-        self._padding = slots
+        self._padding, self._threads = slots, max(threads)
         self.pages = Pages(self._compiled.caches, slots + 1, context)
         tensors, total = self.pages.tensors, (slots + 1) * self.pages.per_slot
         self._compiled.name_caches(tensors)
@@ -441,18 +433,17 @@ class PagedGraph:
         telling: what the quiet graph does not tell, too. prompt: with the threads of prompts.
         """
         needed = rows = sum(len(feed.tokens) for feed in feeds)
-        wide = len(feeds) == 1 and max(WIDE_ROWS, self._alone + 1) <= needed == feeds[0].wanted <= MOST_WINDOW + 1
-        if any(1 < len(feed.tokens) <= self._alone for feed in feeds):
-            feeds = [*chain.from_iterable(alone(feed, self._alone) for feed in feeds)]
-        if self._prompts is not None and (prompt or wide):
+        if any(len(feed.tokens) > 1 for feed in feeds):
+            feeds = [*chain.from_iterable(alone(feed) for feed in feeds)]
+        if self._prompts is not None and prompt:
             self._compiled = self._prompts
-            rows = MOST_WINDOW + 1 if wide else needed
         else:
             self._compiled = self._telling if telling else self._quiet
             rows = self._compiled.steady.shape(needed)
         spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
-        self._place([*feeds, *padding], len(feeds))
+        empty = [Feed(self._padding, 0, (), 0)] * (self._threads - len(feeds) - len(padding))
+        self._place([*feeds, *padding, *empty], len(feeds))
         # What is told is read by name, so no copy of all of it is made here.
         self._compiled.request.infer(share_outputs=True)
         return needed
