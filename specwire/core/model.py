@@ -78,7 +78,8 @@ class Feed(NamedTuple):
 
     They occupy rows `start .. start + len(tokens) - 1`, which are their positions as well, unless there is a `tree`,
     whose trunk ends at `start` or before it. `start` may not exceed what the slot holds; a lower start is a rollback.
-    The logits of the last `wanted` tokens are returned.
+    The logits of the last `wanted` tokens are returned. The last `rows` are what steps of one token each would feed: a
+    runner that computes a prompt's tokens otherwise gives these the bits of such steps.
     """
 
     slot: int
@@ -86,6 +87,7 @@ class Feed(NamedTuple):
     tokens: Sequence[int]
     wanted: int
     tree: TreeFeed | None = None
+    rows: int = 0
 
     @property
     def stop(self) -> int:

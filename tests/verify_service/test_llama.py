@@ -62,4 +62,4 @@ async def test_equals_transformers_behind_a_prefix_that_others_left(llama: Path,
                 cached += [opened.cached for opened in (await peer.receive()).opened]
             assert peer.tokens[handle] == text[length:]
             await peer.send(closes=[common_pb2.Close(handle=handle)])
-    assert cached == [0, 39, 19, 0, 29]
+    assert cached == [0, 38, 18, 0, 28]

@@ -266,7 +266,7 @@ async def test_scopes_priorities_and_what_is_forgotten_travel() -> None:
                 cached += [opened.cached for opened in (await peer.receive()).opened]
             await peer.until_finished(handle)
             await peer.send(closes=[common_pb2.Close(handle=handle)])
-    assert cached == [0, 39, 0, 0]
+    assert cached == [0, 38, 0, 0]
 
 
 async def test_score(target: LanguageModel) -> None:

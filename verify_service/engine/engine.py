@@ -524,9 +524,14 @@ class Engine:
         return lambda part: part.held.session.heard(max(0.0, until_us - self._now_us()) / 1e6)
 
     def _feed(self, part: Part) -> Feed:
-        slot, fresh = part.share.slot, part.share.fresh
+        """Tokens behind the prompt are told from it: steps have fed them one by one, here or at a verifier before."""
+        slot, fresh, text = part.share.slot, part.share.fresh, part.held.session.text.tokens
         start = self.lm.cached(slot)
-        return Feed(slot, start, [*part.held.session.text.tokens[start : start + fresh], *part.tokens], part.wanted)
+        stop = start + fresh
+        rows = max(0, stop - max(start, part.held.prompt_length))
+        if fresh - rows == 1 and start > 0:
+            start -= 1  # a prompt's token that is fed alone would be computed as a row
+        return Feed(slot, start, [*text[start:stop], *part.tokens], part.wanted, rows=rows + len(part.tokens))
 
     def _decide(
         self,

@@ -292,7 +292,7 @@ class CompiledGraph:
         self.caches = [port for port in compiled.inputs if port.any_name.startswith(CACHES)]
         self.request = compiled.create_infer_request()
         self.steady = SteadyRows(0)
-        self.layout: tuple[list[tuple[int, int, int]], int] = ([], 0)
+        self.layout: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self.counts: list[int] = []
         self._given: dict[str, Numbers] = {}
         if caches:
@@ -355,12 +355,17 @@ class Pages:
         return slice(first, first - (-stop // self.size))
 
 
-def alone(feed: Feed) -> Iterator[Feed]:
-    """A window's tokens, each a sequence of its own: all of them are wanted. Each sees those before it in the forward.
+def prompt_part(feed: Feed) -> int:
+    """How many of a feed's tokens are computed together: those that are no rows. All tokens of a window are rows."""
+    window = feed.wanted == len(feed.tokens) <= MOST_WINDOW + 1
+    return 0 if window else len(feed.tokens) - feed.rows
 
-    A prompt's tokens stay together: one by one they take longer, and a sequence of several is not seen by another.
+
+def in_sequences(feed: Feed) -> Iterator[Feed]:
+    """A feed's tokens as sequences of attention: a prompt's together, since one by one they would take longer, or rows,
+    each alone. Each row sees those before it in the forward; a sequence of several tokens is not seen by another.
     """
-    if feed.wanted < len(feed.tokens) or len(feed.tokens) > MOST_WINDOW + 1:
+    if prompt_part(feed) > 1:
         yield feed
         return
     for at, token in enumerate(feed.tokens, feed.start):
@@ -433,8 +438,9 @@ class PagedGraph:
         telling: what the quiet graph does not tell, too. prompt: with the threads of prompts.
         """
         needed = rows = sum(len(feed.tokens) for feed in feeds)
+        sequences = feeds
         if any(len(feed.tokens) > 1 for feed in feeds):
-            feeds = [*chain.from_iterable(alone(feed) for feed in feeds)]
+            sequences = [*chain.from_iterable(map(in_sequences, feeds))]
         if self._prompts is not None and prompt:
             self._compiled = self._prompts
         else:
@@ -442,8 +448,8 @@ class PagedGraph:
             rows = self._compiled.steady.shape(needed)
         spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
-        empty = [Feed(self._padding, 0, (), 0)] * (self._threads - len(feeds) - len(padding))
-        self._place([*feeds, *padding, *empty], len(feeds))
+        empty = [Feed(self._padding, 0, (), 0)] * (self._threads - len(sequences) - len(padding))
+        self._place([*sequences, *padding, *empty], feeds)
         # What is told is read by name, so no copy of all of it is made here.
         self._compiled.request.infer(share_outputs=True)
         return needed
@@ -453,29 +459,31 @@ class PagedGraph:
         values: npt.NDArray[np.float32] = self._compiled.request.get_tensor(name).data
         return torch.from_numpy(values.reshape(-1, values.shape[-1]))
 
-    def _place(self, feeds: Sequence[Feed], wanted: int) -> None:
-        """Give the graph where the feeds' tokens lie in its pages. Logits are wanted of the first `wanted` feeds only.
+    def _place(self, sequences: Sequence[Feed], feeds: Sequence[Feed]) -> None:
+        """Give the graph where the sequences' tokens lie in its pages. Logits are wanted of the feeds' tokens: they are
+        the first ones.
 
         Often the same sessions are fed as many tokens as before: then only the positions change.
         """
-        compiled, give, stops = self._compiled, self._compiled.give, [feed.stop for feed in feeds]
-        layout = [(feed.slot, len(feed.tokens), feed.wanted) for feed in feeds], wanted
+        compiled, give, stops = self._compiled, self._compiled.give, [each.stop for each in sequences]
+        asked = [(len(feed.tokens), feed.wanted) for feed in feeds]
+        layout = [(each.slot, len(each.tokens)) for each in sequences], asked
         counts = [-(-stop // self.pages.size) for stop in stops]
         if layout != compiled.layout:
-            ends = list(accumulate(len(feed.tokens) for feed in feeds))
-            rows = [range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, feeds[:wanted], strict=False)]
-            give("subsequence_begins", np.array([0, *ends], np.int32))
+            ends = accumulate(len(feed.tokens) for feed in feeds)
+            rows = [range(end - max(feed.wanted, 1), end) for end, feed in zip(ends, feeds, strict=True)]
+            give("subsequence_begins", np.array([0, *accumulate(len(each.tokens) for each in sequences)], np.int32))
             give(ROWS, np.array([*chain.from_iterable(rows)], np.int32))
         if layout != compiled.layout or counts != compiled.counts:
-            pages = [self._indices[feed.slot, :count] for feed, count in zip(feeds, counts, strict=True)]
+            pages = [self._indices[each.slot, :count] for each, count in zip(sequences, counts, strict=True)]
             give("block_indices", np.concatenate(pages))
             give("block_indices_begins", np.array([0, *accumulate(counts)], np.int32))
         compiled.layout, compiled.counts = layout, counts
-        tokens = chain.from_iterable(feed.tokens for feed in feeds)
-        positions = chain.from_iterable(range(feed.start, feed.stop) for feed in feeds)
+        tokens = chain.from_iterable(each.tokens for each in sequences)
+        positions = chain.from_iterable(range(each.start, each.stop) for each in sequences)
         give("input_ids", np.array([*tokens], np.int64))
         give("position_ids", np.array([*positions], np.int64))
-        give("past_lens", np.array([feed.start for feed in feeds], np.int32))
+        give("past_lens", np.array([each.start for each in sequences], np.int32))
         give("max_context_len", np.array(max(stops), np.int32))
 
 

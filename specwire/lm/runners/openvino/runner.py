@@ -32,6 +32,7 @@ from specwire.lm.runners.openvino.graph import (
     compile_options,
     name_ports,
     normed,
+    prompt_part,
     repeated,
     round_weights,
     traced,
@@ -181,9 +182,32 @@ class OpenvinoRunner(OverPages, LineRunner):
         self._pages, self._decoder = self._graph.pages, decoder
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        telling = self._taps > 0 and self.tapping
-        fed = self._graph.run(feeds, telling=telling, prompt=feeds_prompt(feeds))
-        if telling:
+        parts = [prompt_part(feed) for feed in feeds]
+        both = [at for at, feed in enumerate(feeds) if 1 < parts[at] < len(feed.tokens)]
+        if not both:
+            return self._run(feeds)
+        # Rows behind a prompt's part would not see it in one forward.
+        before = [feeds[at]._replace(tokens=feeds[at].tokens[: parts[at]], wanted=0, rows=0) for at in both]
+        self._run(before)
+        first = self.tapped.split([len(feed.tokens) for feed in before]) if self._tells else ()
+        behind = [*feeds]
+        for at in both:
+            behind[at] = feeds[at]._replace(start=feeds[at].start + parts[at], tokens=feeds[at].tokens[parts[at] :])
+        logits = self._run(behind)
+        if first:
+            told = [*self.tapped.split([len(feed.tokens) for feed in behind])]
+            for at, states in zip(both, first, strict=True):
+                told[at] = torch.cat((states, told[at]))
+            self.tapped = torch.cat(told)
+        return logits
+
+    @property
+    def _tells(self) -> bool:
+        return self._taps > 0 and self.tapping
+
+    def _run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        fed = self._graph.run(feeds, telling=self._tells, prompt=feeds_prompt(feeds))
+        if self._tells:
             self.tapped = self._graph.told(TAPPED)[:fed].clone()
         return self._graph.told(LOGITS)
 
