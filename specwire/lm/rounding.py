@@ -131,15 +131,15 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         if self.dynamic:  # sums of integers are not rounded to x's dtype
             bias = None if self.bias is None else self.bias.float()
-            y = functional.linear(rounded_activations(rows.float()), self.weights(), bias).to(rows.dtype)
+            y = functional.linear(rounded_activations(rows.float()), self.weights(), bias)
         else:
             y = functional.linear(rows, self.weights().to(rows.dtype), self.bias)
-        return y.reshape(*x.shape[:-1], len(self.integers))
+        return y.to(x.dtype).reshape(*x.shape[:-1], len(self.integers))
 
     def weights(self) -> torch.Tensor:
         """What integers and scales stand for: float32 (out, in)."""
         groups = self.integers.float().unflatten(1, (self.scale.shape[1], -1))
-        return (groups * self.scale.float()[:, :, None]).flatten(1)
+        return groups.mul(self.scale.float()[:, :, None]).flatten(1)
 
 
 def round_layers(model: PreTrainedModel, dynamic: bool, empty: bool = False) -> None:

@@ -51,8 +51,8 @@ def common(text: list[int], other: list[int]) -> int:
 def longest(text: list[int], prefixes: Iterable[Prefix], least: int = LEAST_PREFIX) -> tuple[Prefix, int] | None:
     """The slot that saves most positions of `text`, and how many; None below `least`.
 
-    The text's last two tokens never count: the last is fed to get the next one, and one that is fed alone is computed as
-    a step's, not as a prompt's, whose last bits may differ.
+    The text's last two tokens never count: the last is fed to get the next one, and a token that is fed alone is
+    computed as a step's, not as a prompt's, whose last bits may differ.
     """
     best, saved = None, least - 1
     for prefix in prefixes:
