@@ -138,7 +138,7 @@ class Int8Linear(nn.Module):
 
     def weights(self) -> torch.Tensor:
         """What integers and scales stand for: float32 (out, in)."""
-        groups = self.integers.float().unflatten(1, (self.scale.shape[1], -1))
+        groups: torch.Tensor = self.integers.float().unflatten(1, (self.scale.shape[1], -1))
         return groups.mul(self.scale.float()[:, :, None]).flatten(1)
 
 

@@ -65,7 +65,8 @@ def test_neither_drafting_nor_others_nor_a_killed_verifier_change_a_real_text(
 ) -> None:
     wanted: RequestOptions = {"max_tokens": LENGTH, "temperature": temperature, "seed": 7, "ignore_eos": True}
     with Client(bits.orchestrator.address) as client:
-        plain = [client.complete(each, drafting=False, **wanted).tokens for each in prompts]
+        plainly: RequestOptions = {**wanted, "drafting": False}
+        plain = [client.complete(each, **plainly).tokens for each in prompts]
         again = [client.complete(each, **wanted) for each in prompts]
     assert [each.tokens for each in again] == plain
     if temperature == 0.0:

@@ -32,9 +32,7 @@ def test_common_at_every_length() -> None:
 
 
 @given(st.lists(BITS, max_size=5), BITS, st.integers(0, 200))
-def test_longest_saves_as_much_as_any_and_leaves_two_tokens(
-    texts: list[list[int]], text: list[int], cut: int
-) -> None:
+def test_longest_saves_as_much_as_any_and_leaves_two_tokens(texts: list[list[int]], text: list[int], cut: int) -> None:
     held = [Prefix(slot, other, min(cut, len(other))) for slot, other in enumerate(texts)]
     best = max((min(p.length, by_hand(text, p.tokens), len(text) - 2) for p in held), default=0)
     found = longest(text, held)
