@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bench.harness.interval import Estimate
 from bench.harness.record import save
 from bench.harness.report import Bar, at_least, exactly, none_of, table
 from bench.soak.checks import CheckKind, SoakFinding
@@ -62,6 +63,7 @@ class SoakReport:
         asked_minutes: how long it was to go on. lasted_s: how long sessions were begun, and faults.
         kinds: how many kinds of faults the monkey has; in a run of WHOLE_MINUTES each comes.
         neighbour: answers to requests that must hurt nobody. asked_kinds: how many kinds of those were answered.
+        filed: answers at the orchestrator with its log in a file, and how often that was cut (`bench.soak.filed`).
         wrong: what processes did that they should not have.
         unended: sessions that the log does not see ended; not looked for where the run was interrupted.
     """
@@ -76,6 +78,7 @@ class SoakReport:
     kinds: int
     neighbour: Mapping[str, int]
     asked_kinds: int
+    filed: Mapping[str, int]
     wrong: Sequence[str]
     unended: int
     interrupted: bool
@@ -94,8 +97,13 @@ class SoakReport:
             at_least("minutes", exactly(round(self.lasted_s / 60, 2)), self.asked_minutes),
             at_least("kinds of faults", exactly(len(self.faults)), kinds),
             at_least("kinds of a neighbour's requests", exactly(self.asked_kinds), asked),
+            at_least("notes refused by a full part of a log", self._filed("greedy RESOURCE_EXHAUSTED"), 1),
+            at_least("cuts of a log in a file", self._filed("cut"), 1),
             none_of("interruptions", int(self.interrupted)),
         ]
+
+    def _filed(self, what: str) -> Estimate:
+        return exactly(self.filed.get(what, 0))
 
     @property
     def bars(self) -> list[Bar]:
@@ -130,6 +138,7 @@ class SoakReport:
             "orphans": tally.orphans,
             "faults": dict(sorted(self.faults.items())),
             "neighbour": dict(sorted(self.neighbour.items())),
+            "filed": dict(sorted(self.filed.items())),
             "wait_for_a_chunk_s": quantiles(tally.waits),
             "longest_pause_of_a_session_s": quantiles(tally.pauses),
             "near_ties": tally.count(CheckKind.NEAR_TIE),

@@ -16,17 +16,24 @@ from bench.soak.jobs import SoakPair
 from deploy.stack.processes import environment
 
 TWO = ("1", "2")
+# Tokens of two tenants, and what the log may keep of each.
+GREEDY, OTHER, KEPT_BYTES = "the-token-of-the-greedy-tenant", "the-token-of-the-other-tenant", 2 << 20
 VERIFIER, DRAFTER, ORCHESTRATOR, REDIS, LINE = "verifier", "drafter", "orchestrator", "redis", "line"
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """Parts by name ("verifier 1", "redis"); lines too ("orchestrator 1 to redis"). `addresses`: where clients call."""
+    """Parts by name ("verifier 1", "redis"); lines too ("orchestrator 1 to redis"). `addresses`: where clients call.
+
+    filed: an orchestrator that no fault of a monkey meets, with its log in the file `filed_log`.
+    """
 
     parts: dict[str, Process]
     lines: dict[str, RelayLink]
     addresses: tuple[str, ...]
     log: RedisLog
+    filed: ServiceProcess
+    filed_log: Path
 
 
 def ready(part: Process) -> None:
@@ -69,7 +76,22 @@ def rig(pair: SoakPair) -> Iterator[Rig]:
             url = f"redis://{line(name, REDIS, log.address)}/0"
             orchestrators[name] = start(name, "orchestrate", *words, "--redis-url", url)
         addresses = tuple(line("clients", name, service.ready()) for name, service in orchestrators.items())
-        yield Rig(parts, lines, addresses, log)
+        reached = [word for option, _, address in peers if option == "--verifier" for word in (option, address)]
+        kept = folder / "filed"
+        kept.mkdir()
+        told = ("orchestrate", *reached, *_filed(kept))
+        filed = ServiceProcess(told, _environment(), folder / "filed.stderr", ANY_PORT)
+        owned.callback(filed.kill)
+        filed.ready()
+        yield Rig(parts, lines, addresses, log, filed, kept / "log")
+
+
+def _filed(folder: Path) -> tuple[str, ...]:
+    """Of an orchestrator with two tenants, whose log is `folder / "log"`."""
+    keys = folder / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"greedy {GREEDY}\nother {OTHER}\n")
+    return "--redis-url", f"file:{folder / 'log'}", "--api-keys", str(keys), "--tenant-log", str(KEPT_BYTES)
 
 
 def _environment() -> dict[str, str]:

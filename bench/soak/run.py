@@ -23,6 +23,7 @@ from bench.harness.entry import first_failure, terminable
 from bench.harness.runs import BenchError
 from bench.harness.services import ServiceProcess
 from bench.soak.checks import SoakFinding, check
+from bench.soak.filed import FiledService
 from bench.soak.jobs import DEMO, ON_VLLM, PAIRS, SCRIPTED, SoakPair, draw
 from bench.soak.monkey import EVERY_S, Monkey, within
 from bench.soak.neighbour import Neighbour
@@ -106,7 +107,7 @@ def soak(settings: SoakSettings, say: Callable[[str], None]) -> SoakReport:
         with suppress(asyncio.CancelledError), first_failure():
             asyncio.run(run.run())
         seconds = time.monotonic() - began
-        wrong = [*run.monkey.wrong, *_leave(running), *_said(running)]
+        wrong = [*run.monkey.wrong, *run.filed.wrong, *_leave(running), *_said(running)]
     return SoakReport(
         arguments=asdict(settings),
         ran_on=ran_on,
@@ -117,6 +118,7 @@ def soak(settings: SoakSettings, say: Callable[[str], None]) -> SoakReport:
         faults=run.monkey.faults,
         kinds=len(run.monkey.names),
         neighbour=run.neighbour.answers,
+        filed=run.filed.answers,
         asked_kinds=run.neighbour.kinds,
         wrong=wrong,
         unended=run.unended,
@@ -130,6 +132,7 @@ class _Soak:
     def __init__(self, settings: SoakSettings, pair: SoakPair, rig: Rig, say: Callable[[str], None]) -> None:
         self.monkey = Monkey(rig, settings.seed, lambda fault: say(f"soak: {self._clock()} {fault}"), settings.every)
         self.neighbour = Neighbour(rig.addresses, settings.seed)
+        self.filed = FiledService(rig.filed, rig.filed_log, settings.seed)
         self.tally = Tally()
         self.unended = 0
         self.lasted_s = 0.0
@@ -152,6 +155,7 @@ class _Soak:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._time())
             tasks.create_task(self.neighbour.run(self._stop))
+            tasks.create_task(self.filed.run(self._stop))
             if self._settings.every:
                 tasks.create_task(self._interfere())
             for number in range(self._settings.sessions):
@@ -255,6 +259,7 @@ async def _ended(client: AsyncClient, told: Told) -> bool:
 def _leave(rig: Rig) -> list[str]:
     """Ask everything to end, who serves clients first; what does not end well. The log is looked at while it lives."""
     services = [(name, part) for name, part in rig.parts.items() if isinstance(part, ServiceProcess)]
+    services.append(("orchestrator with a file", rig.filed))
     wrong = [f"{name}: {said}" for name, part in reversed(services) if (said := part.end())]
     return [*wrong, *_left_for_ever(rig)]
 
@@ -270,7 +275,7 @@ def _said(rig: Rig) -> list[str]:
     """Crashes that services wrote of."""
     return [
         f"{name}: {line}"
-        for name, part in rig.parts.items()
+        for name, part in (*rig.parts.items(), ("orchestrator with a file", rig.filed))
         for line in part.said().splitlines()
         if line.startswith("Traceback") or "never retrieved" in line or "was never awaited" in line
     ]

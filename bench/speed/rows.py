@@ -98,8 +98,8 @@ MOST_SAID = 300
 # Positions beside prompt and tokens: windows reach beyond the end.
 BEYOND = 64
 ASK_LIMIT_S = 60.0
-# Memory that is taken before the first row starts. On a virtual machine the first of several equal services got memory
-# that processes before had just given back, and its forwards took 6 to 9 % longer: that was `off`.
+# Memory that is taken before the first row starts. On a virtual machine the first of several equal services gets memory
+# that processes before have just given back, and its forwards take longer, by up to a tenth: that was `off`.
 SET_ASIDE = 2 << 30
 # Slots that `specwire up` has where it is told nothing.
 USUAL_SLOTS = 16

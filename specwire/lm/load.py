@@ -134,10 +134,10 @@ def _kept_in(spec: str, asked: Loading) -> Sequence[str]:
 
 
 def rows_are_free() -> bool:
-    """Whether a forward of some rows takes hardly longer than one of a row: in bfloat16, where products have AMX.
+    """Whether a forward of some rows takes hardly longer than one of a row in 16 bits: where products have AMX.
 
-    On an AMD EPYC without it a row is quickest in 8 bits, of which 8 rows took 2.3 times as long: the included head
-    gained nothing there, and n-grams gained less beside it (docs/PERFORMANCE.md). That it pays with AMX was not seen.
+    Without it a row is quickest in 8 bits. There the included head, which was right a third of the time, gained nothing
+    beside n-grams (docs/PERFORMANCE.md). That it pays with AMX was not seen.
     """
     return torch.cpu._is_amx_tile_supported() and native_dtype() != "float32"
 

@@ -27,6 +27,7 @@ def test_nothing_is_lost_repeated_or_wrong() -> None:
     assert report.tally.sessions >= SETTINGS.sessions
     assert sum(report.faults.values()) > 0
     assert report.kinds == 20
+    assert report.filed["other OK"] >= 2
     assert set(descendants(os.getpid())) <= before
 
 
@@ -45,8 +46,10 @@ def test_ctrl_c_ends_it_with_the_report_so_far(tmp_path: Path) -> None:
         assert process.wait(60) == 1
     report = json.loads(out.read_text())
     assert report["interrupted"]
-    missed = [bar["name"] for bar in report["bars"] if not bar["holds"]]
-    assert missed == ["minutes", "kinds of faults", "interruptions"]
+    missed = {bar["name"] for bar in report["bars"] if not bar["holds"]}
+    # What comes now and then may not have come yet.
+    later = {"kinds of a neighbour's requests", "cuts of a log in a file", "notes refused by a full part of a log"}
+    assert missed - later == {"minutes", "kinds of faults", "interruptions"}
     assert report["sessions"] > 0
     assert len(below) >= 7
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]

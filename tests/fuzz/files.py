@@ -144,14 +144,15 @@ def _read_config(path: Path) -> None:
     served_context(stated if type(stated) is int else None, None)
 
 
-LOGGED = 4
+# Sessions, and seconds for which they are kept: it is written once, and read for as long as a run lasts.
+LOGGED, KEPT_S = 4, 1e6
 
 
 def _write_log(path: Path) -> None:
     async def write() -> None:
         store = SqliteStore(path)
         for number in range(LOGGED):
-            fence = await store.create(record_of(f"s{number}"), TTL)
+            fence = await store.create(record_of(f"s{number}"), KEPT_S)
             await store.append(f"s{number}", fence, Append(3, (7,) * 40, (Outcome.DIRECT,) * 40))
         await store.close()
 

@@ -27,6 +27,8 @@ ATTEMPTS = 3
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 PARTS = {"message", "type", "param", "code"}
 EVENTS = "text/event-stream"
+# What ends a stream: of completions, and of a response.
+DONE, LAST_EVENTS = b"[DONE]", ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 def tell(services: Services, name: str, raw: Raw) -> Counter[str]:
@@ -130,11 +132,11 @@ def answer_of(url: str, raw: Raw) -> tuple[int, str, bytes] | None:
 
 
 def _codes(status: int, kind: str, body: bytes) -> Iterator[str]:
-    """Of the errors in an answer, each of which says what an error says; a stream of completions ends with [DONE]."""
+    """Of the errors in an answer, each of which says what an error says; a stream says that it has ended."""
     if kind.startswith(EVENTS):
         events = [line.removeprefix(b"data: ") for line in body.splitlines() if line.startswith(b"data: ")]
-        assert events[-1] == b"[DONE]", body
-        found = [json.loads(event) for event in events[:-1]]
+        found = [json.loads(event) for event in events if event != DONE]
+        assert events[-1] == DONE or found[-1].get("type") in LAST_EVENTS, body
     elif status >= 400 and body:
         found = [json.loads(body)]
     else:

@@ -222,14 +222,14 @@ def _posted(path: str, body: Mapping[str, Any]) -> bytes:
     return written(head) + data
 
 
-# Methods that a service of `Services` is asked; the registry is not among these.
-ASKED = [method for method in METHODS if not method.startswith("RegistryService/")]
+# Seconds for which a stream is read that goes on for ever where nothing of it is refused.
+FOLLOWED, FOLLOWED_S = ("RegistryService",), 2.0
 
 
 def requests(fingerprint: str) -> Values:
     """Any of them."""
     known = beside(fingerprint)
-    return st.sampled_from([*(each for method in ASKED for each in large_messages(method, known)), *large_bodies()])
+    return st.sampled_from([*(each for method in METHODS for each in large_messages(method, known)), *large_bodies()])
 
 
 def tell_large(services: Services, asked: Large) -> tuple[Counter[str], float]:
@@ -256,7 +256,12 @@ def _told(services: Services, asked: Large, data: bytes) -> str:
         answer = answer_of(services.http, Raw(data, whole=True))
         return "CLOSED" if answer is None else str(answer[0])
     service, method = asked.method.split("/")[0], METHODS[asked.method]
-    address = {"VerifyService": services.verifier, "DraftService": services.drafter}.get(service, services.orchestrator)
+    known = {
+        "VerifyService": services.verifier,
+        "DraftService": services.drafter,
+        "RegistryService": services.registry,
+    }
+    address, limit_s = known.get(service, services.orchestrator), FOLLOWED_S if service in FOLLOWED else LIMIT_S
     services.pardon()
     with services.channel(address) as channel:
         path = f"/{method.containing_service.full_name}/{method.name}"
@@ -264,7 +269,7 @@ def _told(services: Services, asked: Large, data: bytes) -> str:
         make = channel.stream_stream if method.client_streaming else channel.unary_stream  # unary: a stream of one
         call: Any = make(path, bytes, bytes)
         try:
-            list(call(sent, timeout=LIMIT_S))
+            list(call(sent, timeout=limit_s))
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"

@@ -17,6 +17,8 @@ import grpc
 import draft_service.server
 import orchestrator.server
 import verify_service.server
+from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry
+from deploy.cli.services.registry import start as start_registry
 from orchestrator.chat.templates import Renderer
 from orchestrator.options import OrchestratorOptions
 from orchestrator.tenants import Access
@@ -27,6 +29,7 @@ from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.channel import open_blocking_channel
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.faults.streams import PROMPT, plain
+from tests.ports import free_address
 
 TARGET, CONTEXT, VOCABULARY = "scripted:7:vocab=64", 48, 64
 DRAFT = "scripted:7:vocab=64:agree=0.7"
@@ -110,8 +113,9 @@ class Services:
     def __init__(self, registration: RegistryOptions) -> None:
         self._registration = registration
         self._looks = 0
+        self._told_of: Directory | None = None  # the one that the registry service looks at
         self.failures = Failures()
-        self.verifier = self.drafter = self.orchestrator = self.http = self.figures = ""
+        self.verifier = self.drafter = self.orchestrator = self.registry = self.http = self.figures = ""
         self.fingerprint = self.weights = ""
         self.sessions: list[str] = []
         self._loop = asyncio.new_event_loop()
@@ -155,8 +159,16 @@ class Services:
         self.http = str(serving.http)
         assert verifier.metrics is not None
         self.figures = verifier.metrics.url
+        self.registry = (await self._registry()).address
         self.fingerprint = verifier.info.vocabulary_fingerprint
         self.weights = verifier.info.weights_fingerprint
+
+    async def _registry(self) -> RunningRegistry:
+        """What tells edges of it; where the services use none, of a Redis that does not answer."""
+        running = await start_registry(RegistryServiceOptions(self._registration.url or f"redis://{free_address()}"))
+        self._own(running.stop)
+        self._told_of = running._servicer._directory
+        return running
 
     def _own(self, stop: Callable[[float], Awaitable[None]]) -> None:
         self._parts.push_async_callback(stop, 0.0)
@@ -183,7 +195,7 @@ class Services:
             try:
                 return await listing(directory)
             finally:
-                self._looks += 1
+                self._looks += directory is not self._told_of
 
         with patch.object(Directory, "listing", counted), patch("orchestrator.peers.discovery.LOOK_S", LOOK_S):
             yield

@@ -21,15 +21,17 @@ import grpc
 import grpc.aio
 import pytest
 
+from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry, start
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import MOST_PARTS
 from specwire.rpc.channel import channel_options, server_options
-from tests.fuzz.large import ASKED, HANDLE, METHODS, beside, large_bodies, large_messages
+from tests.fuzz.large import HANDLE, METHODS, beside, large_bodies, large_messages
 from tests.fuzz.services import OURS, TEMPLATE
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, Stack, plain, stack
+from tests.ports import free_address
 from tests.wait import LIMIT_S
 
 # Lines of Python, and calls, between two turns of the loop: as many as a message may have parts.
@@ -81,9 +83,23 @@ def path_of(method: str) -> str:
 # What a service is asked.
 
 
-def address_of(parts: Stack, method: str) -> str:
-    at = {"VerifyService": parts.verifier.address, "DraftService": parts.drafters[0].address}
+def address_of(parts: Stack, registry: RunningRegistry, method: str) -> str:
+    at = {
+        "VerifyService": parts.verifier.address,
+        "DraftService": parts.drafters[0].address,
+        "RegistryService": registry.address,
+    }
     return at.get(method.partition("/")[0], parts.orchestrator.address)
+
+
+@asynccontextmanager
+async def registry() -> AsyncIterator[RunningRegistry]:
+    """Of a Redis that does not answer."""
+    running = await start(RegistryServiceOptions(f"redis://{free_address()}"))
+    try:
+        yield running
+    finally:
+        await running.stop()
 
 
 async def asked(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.StatusCode:
@@ -100,12 +116,15 @@ async def asked(channel: grpc.aio.Channel, method: str, data: bytes) -> grpc.Sta
     return code
 
 
-@pytest.mark.parametrize("method", ASKED)
+@pytest.mark.parametrize("method", METHODS)
 async def test_no_message_has_much_walked_between_two_turns_of_the_loop(method: str) -> None:
     found = []
-    async with stack(TARGET, DRAFT, http="127.0.0.1:0", chat_template=TEMPLATE, accept_drafters=True) as parts:
+    async with (
+        stack(TARGET, DRAFT, http="127.0.0.1:0", chat_template=TEMPLATE, accept_drafters=True) as parts,
+        registry() as told_of,
+    ):
         known = beside(parts.verifier.info.vocabulary_fingerprint)
-        async with grpc.aio.insecure_channel(address_of(parts, method)) as channel:
+        async with grpc.aio.insecure_channel(address_of(parts, told_of, method)) as channel:
             for large in large_messages(method, known):
                 data = large.make()
                 parts.orchestrator._hub._barred.clear()

@@ -42,7 +42,8 @@ def hurt(part: Process, kind: FaultKind, folder: Path) -> list[str]:
     """What the monkey says is wrong once it has dealt with `part`."""
     log = RedisLog(folder)
     try:
-        monkey = Monkey(Rig({"part 1": part}, {}, (), log), 1, lambda _: None)
+        whole = Rig({"part 1": part}, {}, (), log, part, folder / "log")  # type: ignore[arg-type]  # no monkey looks
+        monkey = Monkey(whole, 1, lambda _: None)
         asyncio.run(monkey._inflict(Fault(kind, "part 1", 0.0)))
     finally:
         log.kill()

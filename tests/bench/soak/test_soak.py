@@ -175,10 +175,13 @@ def test_the_report(pair: SoakPair, tmp_path: Path) -> None:
     assert written["longest_pause_of_a_session_s"] == {"p50": 0.2, "p99": 0.2, "max": 0.2}
 
 
+FILED = {"greedy RESOURCE_EXHAUSTED": 1, "cut": 1}
+
+
 def a_report(tally: Tally) -> SoakReport:
     """Of a minute."""
     faults = Counter({"redis killed": 1})
-    return SoakReport({}, {}, 1.0, 60.0, 65.0, tally, faults, 2, {}, len(KINDS), [], 0, False)
+    return SoakReport({}, {}, 1.0, 60.0, 65.0, tally, faults, 2, {}, len(KINDS), FILED, [], 0, False)
 
 
 async def test_a_neighbour_is_answered_and_hurts_nobody() -> None:
@@ -213,6 +216,8 @@ def test_what_shows_little_does_not_hold(tmp_path: Path) -> None:
         (replace(report, faults={}), "kinds of faults"),
         (long, "kinds of faults"),
         (replace(report, asked_kinds=0), "kinds of a neighbour's requests"),
+        (replace(report, filed={"cut": 1}), "notes refused by a full part of a log"),
+        (replace(report, filed={**FILED, "cut": 0}), "cuts of a log in a file"),
         (replace(long, kinds=1, asked_kinds=len(KINDS) - 1), "kinds of a neighbour's requests"),
         (replace(report, interrupted=True), "interruptions"),
     ):
