@@ -220,7 +220,7 @@ def test_where_rows_are_dear_the_included_head_is_left_out_and_weights_have_8_bi
     for free in (True, False):
         monkeypatch.setattr(load, "rows_are_free", lambda free=free: free)
         assert load._included(file, asked) == (str(tmp_path) if free else None)
-        assert load._keeps_8_bits(file, replace(asked, heads=None)) is not free
+        assert bool(load._kept_in(file, replace(asked, heads=None))) is not free
 
 
 def test_what_is_included_tells_by_what_it_was_trained() -> None:
