@@ -194,7 +194,8 @@ class SpeedField:
     def start(self, keys: Sequence[str], sessions: int, longest: int) -> None:
         """Start these rows; those at a distance share a verifier and a drafter."""
         self._sessions = sessions
-        self._set_aside = np.ones(SET_ASIDE, np.uint8)  # touched, and kept as long as the rows
+        if not len(self._set_aside):
+            self._set_aside = np.ones(SET_ASIDE, np.uint8)  # touched, and kept as long as the rows
         for key in keys:
             if key in LEFT_OUT:
                 self._try([key], partial(self._up, key))

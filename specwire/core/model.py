@@ -425,8 +425,7 @@ class Loading:
         heads: directory of a head (`specwire.lm.heads`), or which of the model's own layers draft
             (`specwire.lm.heads.self_speculation`), then `auto` is torch; of a scripted model, another one.
         ranks: those that vLLM splits the model over, which all load it with the same options; None for one process.
-        dtype: float32, bfloat16, float16, or "auto": what `specwire.lm.native_dtype` says of the device, with
-            int8-dynamic float32, which the model then tells as its own.
+        dtype: float32, bfloat16, float16, or "auto": what `specwire.lm.native_dtype` says of the device.
         threads: threads that PyTorch computes with in this process; unchanged if None.
         runtime, lean, deterministic, quantization, compiled, prompt_threads: see `specwire.lm.runners.select.How`.
         engine, engine_options, stages: "vllm" is told of in `specwire.lm.pretrained.load_in_vllm`.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,7 +162,7 @@ def model_of_file(
         kept += f"-int8x{GROUP}"
     tensors = GgufTensors(file)
     with torch.no_grad():
-        fill(model, f"{file.fingerprint()[:32]}-{kept}", partial(tensors.read_into, dtype=dtype))
+        fill(model, f"{file.fingerprint()[:32]}-{kept}", tensors.read_into)
     _turn_by_factors(model, tensors)
     model.eval()
     return model
@@ -188,7 +187,7 @@ class GgufTensors:
         self._content = np.memmap(file.path, np.uint8, "r")
         self._scales: dict[str, torch.Tensor] = {}  # of layers that were rounded
 
-    def read_into(self, name: str, target: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
+    def read_into(self, name: str, target: torch.Tensor) -> None:
         """Fill `target`, of the shape that transformers gives this parameter. ModelError if the file's is another.
 
         dtype: from which what an Int8Linear has is rounded.
@@ -196,7 +195,7 @@ class GgufTensors:
         layer, _, last = name.rpartition(".")
         if last in ("integers", "scale"):
             known = self._scales.get(layer) if last == "scale" else None
-            found = self._rounded(layer, dtype)[last == "scale"] if known is None else known
+            found = self._rounded(layer)[last == "scale"] if known is None else known
             if found.shape != target.shape:
                 raise self._broken(self._stored_name(f"{layer}.weight"), f"makes {last} of the shape {[*found.shape]}")
             target.copy_(found)
@@ -221,7 +220,7 @@ class GgufTensors:
             heads = self._heads if ".attn_q." in stored else self._kv_heads
             target.copy_(target.view(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape).clone())
 
-    def _rounded(self, layer: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rounded(self, layer: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Of an Int8Linear; its scales are kept, which are wanted later."""
         name = f"{layer}.weight"
         if layer == "lm_head" and self._stored_name(name) not in self.file.tensors:
@@ -229,7 +228,7 @@ class GgufTensors:
         tensor = self.file.tensors.get(self._stored_name(name))
         if tensor is None:
             raise self._broken(self._stored_name(name), "is missing")
-        weight = torch.empty(tensor.shape[::-1], dtype=dtype)
+        weight = torch.empty(tensor.shape[::-1])  # in float32: what is rounded twice is off by more
         self.read_into(name, weight)
         integers, self._scales[layer] = rounded_layer(weight)
         return integers, self._scales[layer]

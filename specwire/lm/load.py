@@ -128,9 +128,13 @@ def _kept_in(spec: str, asked: Loading) -> Sequence[str]:
 
     if not (read_gguf(spec).is_quantised if is_gguf(spec) else has_8_bits(spec)):
         return ()
-    from specwire.lm.runners.openvino.runner import rounds_activations
+    try:
+        from specwire.lm.runners.openvino.runner import rounds_activations
 
-    return (INT8_DYNAMIC, INT8) if rounds_activations() else (INT8,)
+        return (INT8_DYNAMIC, INT8) if rounds_activations() else (INT8,)
+    except Exception as error:  # any error of an installation that does not fit: who is asked to compute tells of it
+        logger.info("openvino cannot be tried: %s", error)
+        return (INT8,)
 
 
 def rows_are_free() -> bool:

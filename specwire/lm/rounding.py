@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from specwire.lm.model_files import WEIGHTS, file_of
 
 LARGEST = 127
-# Weights, and activations, that share a scale. By groups of 128 activations and whole rows of weights SmolLM2's logits
-# moved twice as far, and no forward was quicker (docs/PERFORMANCE.md). Fingerprints have it.
+# Weights, and activations, that share a scale, as in llama.cpp's blocks. By groups of 128 activations and whole rows of
+# weights SmolLM2's logits moved further, and no forward was quicker. Fingerprints have it.
 GROUP = 32
 # For rows of zeros.
 LEAST_SCALE = 1e-12

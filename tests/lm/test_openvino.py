@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from demo_pair import DRAFT, TARGET, held_out_prompts
@@ -24,7 +25,14 @@ from specwire.lm.kv_cache import PROMPT_TOKENS, CachedLM, Sizes
 from specwire.lm.kv_memory import position_bytes
 from specwire.lm.pretrained import _threads_of_prompts
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.openvino.graph import CompiledGraph, PagedGraph, computed_in
+from specwire.lm.runners.openvino.graph import (
+    CompiledGraph,
+    PagedGraph,
+    compile_options,
+    computed_in,
+    name_ports,
+    traced,
+)
 from specwire.lm.runners.openvino.runner import OpenvinoRunner, rounds_activations
 from specwire.lm.runners.select import How, runner_for
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
@@ -240,13 +248,33 @@ def test_long_parts_of_prompts_have_threads_of_their_own(
     assert used == [2, 1, 1, 1]
 
 
+def check_products(dtype: str, quantization: str) -> None:
+    """Skips where the processor's kernels do not multiply a row beside others as they do it alone."""
+    if quantization == "int8-dynamic":
+        if not rounds_activations():
+            pytest.skip("needs VNNI, without which int8-dynamic is refused (test_int8.py)")
+        return
+    layer, x = nn.Linear(256, 320, bias=False), torch.randn(PROMPT_TOKENS + 8, 256)
+    graph = traced(layer, (x,))
+    name_ports(graph, [("x", (-1, 256))], ["y"])
+    compiled = CompiledGraph(graph, compile_options(computed_in(getattr(torch, dtype)), 1))
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        compiled.give("x", rows.numpy())
+        compiled.request.infer()
+        return torch.tensor(compiled.request.get_tensor("y").data)
+
+    together = product(x)
+    if not all(torch.equal(together, torch.cat([*map(product, x.split(count))])) for count in (1, 2, 5, MOST_WINDOW)):
+        pytest.skip(f"this processor multiplies several rows of {dtype} otherwise than one")
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("quantization", ["none", "int8-dynamic"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_windows_and_other_sessions_change_no_bit(dtype: str, quantization: str, threads: int) -> None:
     """So a text is the same with drafting as without, whoever else is served, and however long it is."""
-    if quantization == "int8-dynamic" and not rounds_activations():
-        pytest.skip("needs VNNI, without which int8-dynamic is refused (test_int8.py)")
+    check_products(dtype, quantization)
     how: Any = {"dtype": dtype, "quantization": quantization, "runtime": "openvino", "threads": threads}
     lm = load_model(str(DRAFT), slots=3, context=256, **how)
     text = [(7 * index * index + 3) % lm.info.vocabulary for index in range(200)]
@@ -267,12 +295,30 @@ def test_windows_and_other_sessions_change_no_bit(dtype: str, quantization: str,
             assert torch.equal(torch.cat(found), plain), window
 
 
+@pytest.mark.parametrize("taps", [False, True])
+def test_a_window_behind_a_prompt_s_last_tokens_has_its_own_rows(taps: bool, tmp_path: Path) -> None:
+    """Where one token of a prompt was left: its row is wanted, and those of the window; others feed beside it."""
+    model, text, other = build(config("llama")), [1, 3, 9, 4, 7, 2, 6, 5, 8, 1, 4], [7, 2, 9]
+    folder = save(model, tmp_path)
+    whole = AutoModelForCausalLM.from_pretrained(folder)
+    runner = OpenvinoRunner(whole, 3, 32, VOCABULARY, torch.float32, (1, 1), taps=(0, 1) if taps else ())
+    expected = runner.run([Feed(2, 0, text, len(text))]).clone()
+    states = runner.tapped.clone()
+    for prompt, wanted in ((6, 6), (6, 5), (6, 1), (5, 8), (2, 10)):
+        runner.run([Feed(0, 0, text[: prompt - 2], 1), Feed(1, 0, other[:-1], 1)])
+        feeds = [Feed(1, 2, other[2:], 1), Feed(0, prompt - 2, text[prompt - 2 :], wanted, rows=len(text) - prompt)]
+        got = runner.run(feeds)
+        torch.testing.assert_close(got[1:], expected[-wanted:], atol=TOLERANCE, rtol=TOLERANCE)
+        assert len(got) == 1 + wanted
+        if taps:
+            torch.testing.assert_close(runner.tapped[1:], states[prompt - 2 :], atol=TOLERANCE, rtol=TOLERANCE)
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8-dynamic"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_text_fed_anew_is_computed_to_the_bit_however_its_prompt_is_cut(dtype: str, quantization: str) -> None:
     """As by a verifier that takes over from one that was lost, or behind a beginning that another text left."""
-    if quantization == "int8-dynamic" and not rounds_activations():
-        pytest.skip("needs VNNI, without which int8-dynamic is refused (test_int8.py)")
+    check_products(dtype, quantization)
     how: Any = {"dtype": dtype, "quantization": quantization, "runtime": "openvino", "threads": 2}
     lm = load_model(str(DRAFT), slots=1, context=256, **how)
     text = [(7 * index * index + 3) % lm.info.vocabulary for index in range(200)]

@@ -429,7 +429,7 @@ class PagedGraph:
     def _time(self, rows: int) -> float:
         """Seconds of a forward of so many rows, on the slot of the padding."""
         began = time.perf_counter()
-        self.run([Feed(self._padding, 0, [0] * rows, 1)])
+        self.run([Feed(self._padding, 0, [0] * rows, rows)])
         return time.perf_counter() - began
 
     def run(self, feeds: Sequence[Feed], telling: bool = True, prompt: bool = False) -> int:

@@ -39,9 +39,9 @@ from specwire.lm.runners.openvino.graph import (
     without,
 )
 
-# Of the product that `rounds_activations` tries: two whole groups and a shorter one, more rows than kernels block, and
-# how many of them are computed at once.
-PROBE_WIDTH, PROBE_ROWS, PROBE_FEEDS = 2 * GROUP + GROUP // 2, 12, (1, 4)
+# Of the products that `rounds_activations` tries: whole groups, and two with a shorter one; more rows than kernels
+# block, and how many of them are computed at once.
+PROBE_WIDTHS, PROBE_ROWS, PROBE_FEEDS = (4 * GROUP, 2 * GROUP + GROUP // 2), 12, (1, 4)
 
 
 class OpenvinoDecoder(Stateless):
@@ -184,22 +184,28 @@ class OpenvinoRunner(OverPages, LineRunner):
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         parts = [prompt_part(feed) for feed in feeds]
         both = [at for at, feed in enumerate(feeds) if 1 < parts[at] < len(feed.tokens)]
-        if not both:
-            return self._run(feeds)
-        # Rows behind a prompt's part would not see it in one forward.
-        before = [feeds[at]._replace(tokens=feeds[at].tokens[: parts[at]], wanted=0, rows=0) for at in both]
-        self._run(before)
-        first = self.tapped.split([len(feed.tokens) for feed in before]) if self._tells else ()
-        behind = [*feeds]
+        return self._in_turn(feeds, parts, both) if both else self._run(feeds)
+
+    def _in_turn(self, feeds: Sequence[Feed], parts: Sequence[int], both: Sequence[int]) -> torch.Tensor:
+        """Prompts' parts of some feeds, then all the rest: rows behind such a part would not see it in one forward."""
+        before, behind = list[Feed](), [*feeds]
         for at in both:
-            behind[at] = feeds[at]._replace(start=feeds[at].start + parts[at], tokens=feeds[at].tokens[parts[at] :])
-        logits = self._run(behind)
-        if first:
-            told = [*self.tapped.split([len(feed.tokens) for feed in behind])]
-            for at, states in zip(both, first, strict=True):
-                told[at] = torch.cat((states, told[at]))
-            self.tapped = torch.cat(told)
-        return logits
+            feed, rest = feeds[at], feeds[at].tokens[parts[at] :]
+            wanted = max(0, feed.wanted - len(rest))
+            before.append(feed._replace(tokens=feed.tokens[: parts[at]], wanted=wanted, rows=0))
+            behind[at] = feed._replace(start=feed.start + parts[at], tokens=rest, wanted=feed.wanted - wanted)
+        logits, told = self._run(before).clone(), self.tapped
+        late = self._run(behind)
+        if self._tells:
+            self.tapped = _joined(both, told, [len(each.tokens) for each in before], self.tapped, behind)
+        if not any(feed.wanted for feed in before):
+            return late
+        first = iter(logits.split([max(feed.wanted, 1) for feed in before]))
+        rows = [*late.split([max(feed.wanted, 1) for feed in behind])]
+        for at, feed in zip(both, before, strict=True):
+            own = next(first)
+            rows[at] = torch.cat((own, rows[at])) if feed.wanted else rows[at]
+        return torch.cat(rows)
 
     @property
     def _tells(self) -> bool:
@@ -212,19 +218,33 @@ class OpenvinoRunner(OverPages, LineRunner):
         return self._graph.told(LOGITS)
 
 
+def _joined(
+    both: Sequence[int], first: torch.Tensor, counts: Sequence[int], late: torch.Tensor, behind: Sequence[Feed]
+) -> torch.Tensor:
+    """States of tokens, feed by feed: of the feeds `both` the first ones come before the late ones."""
+    states = [*late.split([len(feed.tokens) for feed in behind])]
+    for at, own in zip(both, first.split([*counts]), strict=True):
+        states[at] = torch.cat((own, states[at]))
+    return torch.cat(states)
+
+
 @cache
 def rounds_activations() -> bool:
     """Whether OpenVINO multiplies as an `Int8Linear` that is dynamic, each row as if it were alone.
 
     Where it does not it says nothing and multiplies floats: without instructions for products of integers (VNNI).
     """
-    count = PROBE_WIDTH * (PROBE_WIDTH + PROBE_ROWS)
-    wave = torch.arange(count, dtype=torch.float64).square().mul(0.7).sin().float().view(-1, PROBE_WIDTH)
-    x, layer = wave[:PROBE_ROWS].clone(), nn.Linear(PROBE_WIDTH, PROBE_WIDTH, bias=False, device="meta")
+    return all(map(_rounds, PROBE_WIDTHS))
+
+
+def _rounds(width: int) -> bool:
+    wave = torch.arange(width * (width + PROBE_ROWS), dtype=torch.float64).square().mul(0.7).sin().float()
+    wave = wave.view(-1, width)
+    x, layer = wave[:PROBE_ROWS].clone(), nn.Linear(width, width, bias=False, device="meta")
     layer.weight = nn.Parameter(wave[PROBE_ROWS:].clone(), requires_grad=False)
     x[0, :GROUP] = 0.0
     graph = traced(layer, (x,))
-    name_ports(graph, [("x", (-1, PROBE_WIDTH))], ["y"])
+    name_ports(graph, [("x", (-1, width))], ["y"])
     round_weights(graph)
     compiled = CompiledGraph(graph, compile_options(torch.float32, 1, GROUP))
 
