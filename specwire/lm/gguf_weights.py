@@ -23,7 +23,7 @@ from transformers.initialization import no_init_weights
 from specwire.core.model import INT8_DYNAMIC, LLAMACPP, NONE, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, first_line
-from specwire.lm.rounding import GROUP, round_layers, rounded_layer
+from specwire.lm.rounding import GROUP, round_layers, rounded_groups
 from specwire.lm.weights_file import fill
 
 Bytes = npt.NDArray[np.uint8]
@@ -230,7 +230,7 @@ class GgufTensors:
             raise self._broken(self._stored_name(name), "is missing")
         weight = torch.empty(tensor.shape[::-1])  # in float32: what is rounded twice is off by more
         self.read_into(name, weight)
-        integers, self._scales[layer] = rounded_layer(weight)
+        integers, self._scales[layer] = rounded_groups(weight)
         return integers, self._scales[layer]
 
     def read(self, stored: str) -> torch.Tensor:

@@ -31,7 +31,7 @@ LEAST_SCALE = 1e-12
 SCALE = ".scale"
 
 
-def rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers int8 (out, in) and scales float32 (out, 1) of a weight (out, in), to the nearest, ties to even."""
     exact = weight.float()
     scale = exact.abs().amax(dim=1, keepdim=True).div(LARGEST).clamp(min=LEAST_SCALE)
@@ -43,7 +43,7 @@ def group_of(width: int) -> int:
     return width if width % GROUP else GROUP
 
 
-def rounded_layer(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What an Int8Linear has of a weight (out, in): integers (out, in), and scales (out, groups) in float16.
 
     The integers are to the nearest by the scales as float16 has them.
@@ -59,7 +59,7 @@ def packed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found = dict[str, torch.Tensor]()
     for name, weight in weights.items():
         if weight.ndim == 2:
-            found[name], scale = rounded(weight)
+            found[name], scale = rounded_rows(weight)
             found[name + SCALE] = scale.squeeze(1).half()
         else:
             found[name] = weight
@@ -122,7 +122,7 @@ class Int8Linear(nn.Module):
         weight = linear.weight.detach()
         groups = self.in_features // group_of(self.in_features)
         unfilled = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight), groups).half()
-        integers, scale = unfilled if empty else rounded_layer(weight)
+        integers, scale = unfilled if empty else rounded_groups(weight)
         self.integers = nn.Parameter(integers, requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
         self.bias = linear.bias

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from specwire.core.model import QUANTIZATIONS
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.rounding import GROUP, Int8Linear, round_layers, rounded, rounded_activations, rounded_layer
+from specwire.lm.rounding import GROUP, Int8Linear, round_layers, rounded_activations, rounded_groups, rounded_rows
 from specwire.lm.runners import linear
 from specwire.lm.runners.linear import FEW, LinearWeights, pack, pack_rounded
 from specwire.lm.runners.openvino import runner as openvino
@@ -24,7 +24,7 @@ TEXT = [(7 * index + 3) % VOCABULARY for index in range(24)]
 
 
 def test_each_row_has_its_own_scale_and_is_rounded_to_the_nearest() -> None:
-    integers, scale = rounded(torch.tensor([[1.27, -0.50, 0.004], [0.0, 0.0, 0.0], [-25.4, 12.7, 0.09]]))
+    integers, scale = rounded_rows(torch.tensor([[1.27, -0.50, 0.004], [0.0, 0.0, 0.0], [-25.4, 12.7, 0.09]]))
     assert integers.tolist() == [[127, -50, 0], [0, 0, 0], [-127, 64, 0]]
     torch.testing.assert_close(scale[[0, 2], 0], torch.tensor([0.01, 0.2]))
 
@@ -35,10 +35,10 @@ def test_a_layer_rounds_groups_of_a_row_to_the_nearest_and_blocks_of_8_bits_not_
     stored, scales = torch.randint(-127, 128, (6, 3, GROUP)), torch.rand(6, 3, 1).half()
     stored[:, :, 0] = 127
     stored[0, 1] = 0
-    integers, scale = rounded_layer((stored * scales.float()).flatten(1))
+    integers, scale = rounded_groups((stored * scales.float()).flatten(1))
     assert torch.equal(integers.view_as(stored), stored.to(torch.int8))
     assert torch.equal(scale[1:], scales[1:, :, 0])
-    integers, scale = rounded_layer(torch.randn(6, 3 * GROUP) * 1e-3)
+    integers, scale = rounded_groups(torch.randn(6, 3 * GROUP) * 1e-3)
     assert integers.abs().view_as(stored).amax(dim=2).eq(127).all()
     odd = Int8Linear(nn.Linear(GROUP + 1, 4))
     assert odd.scale.shape == (4, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specwire.lm.rounding import rounded
+from specwire.lm.rounding import rounded_rows
 
 PROBE_ROWS = 3
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -140,7 +140,7 @@ def pack_rounded(layers: Sequence[LinearWeights]) -> tuple[nn.Module, list[Linea
 
 
 def _rounded(layer: LinearWeights) -> LinearWeights:
-    integers, scale = rounded(layer.weight)
+    integers, scale = rounded_rows(layer.weight)
     beside = scale.T.to(layer.weight.dtype)
     return LinearWeights(integers, beside if layer.bias is None else torch.cat((beside, layer.bias[None])))
 

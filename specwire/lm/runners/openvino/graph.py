@@ -28,7 +28,7 @@ from torch import nn
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed
 from specwire.lm.kv_memory import forget, unused
-from specwire.lm.rounding import rounded_layer
+from specwire.lm.rounding import rounded_groups
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A causal model as a function of tensors, its KV cache among them: the form in which a graph can be traced.
@@ -185,7 +185,7 @@ def round_weights(graph: openvino.Model, least: int = 0) -> None:
         source = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None
         if source is None or source.get_type_name() != "Constant" or source.data.size < least:
             continue
-        integers, scale = rounded_layer(torch.tensor(source.data))
+        integers, scale = rounded_groups(torch.tensor(source.data))
         grouped = integers.unflatten(1, (scale.shape[1], -1)).numpy()
         weight = unrounded(opset.constant(grouped, dtype=openvino.Type.i8), scale)
         node.input(1).replace_source_output(weight.output(0))
