@@ -524,7 +524,7 @@ class Engine:
         return lambda part: part.held.session.heard(max(0.0, until_us - self._now_us()) / 1e6)
 
     def _feed(self, part: Part) -> Feed:
-        """Tokens behind the prompt are told from it: steps have fed them one by one, here or at a verifier before."""
+        """Tokens behind the prompt are rows (`Feed.rows`): steps fed them one by one, here or at a verifier before."""
         slot, fresh, text = part.share.slot, part.share.fresh, part.held.session.text.tokens
         start = self.lm.cached(slot)
         stop = start + fresh
