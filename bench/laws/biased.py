@@ -88,7 +88,7 @@ def _trusting(
 ) -> Verdict:
     """A head's tokens are taken as if the target had chosen them."""
     if kind is SourceKind.HEAD:
-        chosen = [*window, *chosen[len(window) :]]
+        chosen = [*window, chosen[-1]]
     return _resolve(session, chosen, window, kind, *more)
 
 

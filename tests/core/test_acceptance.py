@@ -104,6 +104,7 @@ def test_rounds_concatenate_to_the_plain_text(temperature: float, data: st.DataO
         ([7, 8, 9], (7, 8), None, (7, 8, 9), (A, A, B)),
         ([7, 8, 9], (7, 0), 9, (7, 8), (A, R)),
         ([7, 8, 9], (0, 8), 9, (7,), (R,)),
+        ([7], (0, 8), 9, (7,), (R,)),
     ],
 )
 def test_outcomes_by_hand(
@@ -124,7 +125,7 @@ def test_clipping_keeps_tokens_and_outcomes_together() -> None:
     assert (clipped.tokens, clipped.outcomes) == ((7, 8), (A, A))
 
 
-@pytest.mark.parametrize(("chosen", "window"), [([], ()), ([1], (1,)), ([1, 2, 3], (1,))])
+@pytest.mark.parametrize(("chosen", "window"), [([], ()), ([], (1,)), ([1], (1,)), ([1, 2, 3], (1,))])
 def test_a_wrong_number_of_rows_is_an_error(chosen: list[int], window: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="one more than the window"):
         decide(chosen, window)

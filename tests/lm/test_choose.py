@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,15 @@ import torch
 
 from specwire.core.law import acceptance
 from specwire.core.law import noise as reference
-from specwire.core.law.acceptance import RowSampling
+from specwire.core.law.acceptance import RowSampling, decide
 from specwire.core.law.noise import Key
-from specwire.core.law.sampling import History, Sampling
+from specwire.core.law.sampling import Acceptance, History, Sampling
 from specwire.core.law.sampling import log_probabilities as reference_log_p
+from specwire.core.messages import DraftToken
+from specwire.lm.law import sampler
 from specwire.lm.law.logits import log_probabilities
-from specwire.lm.law.noise import KEPT_VOCABULARY, ROWS_APART, gumbel, gumbel_row, uniform_integers
-from specwire.lm.law.sampler import choose
+from specwire.lm.law.noise import KEPT_VOCABULARY, LOUD, QUIET, gumbel, loudest, uniform_integers
+from specwire.lm.law.sampler import LogitsSampler, choose
 
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
 
@@ -29,13 +32,33 @@ def test_integers_are_those_of_the_reference() -> None:
         assert row.tolist() == reference.uniform_integers(*key, ids).tolist()
 
 
-@pytest.mark.parametrize("vocabulary", [50, KEPT_VOCABULARY + 1])
-def test_noise_is_that_of_the_reference(vocabulary: int) -> None:
-    rows = gumbel(KEYS, torch.arange(vocabulary).unsqueeze(0)).numpy()
+def test_noise_is_that_of_the_reference() -> None:
+    rows = gumbel(KEYS, torch.arange(50).unsqueeze(0)).numpy()
     for row, key in zip(rows, KEYS, strict=True):
-        expected = reference.gumbel(*key, np.arange(vocabulary))
-        np.testing.assert_array_equal(gumbel_row(key, vocabulary), expected)
-        np.testing.assert_allclose(row, expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(row, reference.gumbel(*key, np.arange(50)), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("vocabulary", [50, KEPT_VOCABULARY + 1])
+def test_the_loudest_id_is_found_whatever_the_scores_are_like(vocabulary: int) -> None:
+    """Flat, where all ids may win; peaked, where one does; tied; masked but for a few, and whole."""
+    source = np.random.default_rng(vocabulary)
+    for position in range(40):
+        scores = source.normal(size=vocabulary) * source.choice([0.0, 0.1, 3.0, 40.0])
+        if position % 3 == 1:
+            scores = np.round(scores)
+        if position % 5 == 1:
+            scores[source.random(vocabulary) < 0.99] = -np.inf
+        key, before = Key(int(source.integers(1 << 63)), position % 2, position), scores.copy()
+        noise = reference.gumbel(*key, np.arange(vocabulary))
+        assert loudest(key, scores) == loudest(key, scores) == (scores + noise).argmax()
+        np.testing.assert_array_equal(scores, before)
+    assert loudest(KEYS[0], np.full(vocabulary, -np.inf)) == 0
+
+
+def test_what_is_below_the_loud_integers_is_quiet() -> None:
+    edge = int(LOUD)
+    below, above = reference.gumbel_of(np.array([edge - 1, edge + (1 << 30)], np.uint64))
+    assert below < QUIET < above + 1e-5
 
 
 def test_noise_does_not_depend_on_which_ids_it_is_made_for() -> None:
@@ -75,6 +98,13 @@ def by_the_reference(logits: npt.ArrayLike, row: RowSampling) -> int:
     return acceptance.choose(logits, row.position, row.sampling, row.seen, row.banned, row.allowed)
 
 
+@pytest.fixture(params=["row by row", "at once"], autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of CPUs, and those of GPUs on a CPU."""
+    if request.param == "at once":
+        monkeypatch.setattr(sampler, "on_cpu", lambda _: False)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_mixed_batch_is_chosen_as_the_reference_chooses_each_row(seed: int) -> None:
     source = random.Random(seed)
@@ -106,7 +136,7 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
     assert choose(logits, [RowSampling(position, Sampling()) for position in range(3)]) == [0, 17, 31]
 
 
-@pytest.mark.parametrize("copies", [1, ROWS_APART + 1])
+@pytest.mark.parametrize("copies", [1, 13])
 def test_a_row_is_chosen_alike_alone_and_in_company(copies: int) -> None:
     logits = torch.randn(3 * copies, 40, generator=torch.Generator().manual_seed(1))
     samplings = [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.5, top_k=3, seed=2)] * copies
@@ -124,13 +154,12 @@ def test_half_precision_logits_are_taken() -> None:
     assert choose(logits, rows) == expected
 
 
-def test_logits_and_kept_noise_are_left_as_they_were() -> None:
+def test_logits_are_left_as_they_were() -> None:
     """Also where nothing is cast, so that the logits themselves could be changed in place."""
     logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(2)).double()
     row, before = RowSampling(11, Sampling(temperature=0.6, seed=4)), logits.clone()
     assert choose(logits, [row]) == choose(logits, [row]) == [acceptance.choose(before[0].numpy(), 11, row.sampling)]
     assert torch.equal(logits, before)
-    np.testing.assert_array_equal(gumbel_row(row.key, 60), reference.gumbel(*row.key, np.arange(60)))
 
 
 def test_rows_must_match() -> None:
@@ -144,3 +173,54 @@ def test_apart_each_row_is_chosen_as_if_it_were_alone() -> None:
     rows = [RowSampling(index, kinds[index % len(kinds)]) for index in range(6)]
     alone = [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
     assert choose(logits, rows, apart=True) == alone == choose(logits, rows)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.8),
+        Sampling(temperature=0.8, top_p=0.95),
+        Sampling(temperature=0.8, top_p=0.999),
+        Sampling(temperature=0.8, top_k=40, top_p=0.5),
+        Sampling(temperature=0.8, min_p=0.02),
+    ],
+)
+def test_rows_of_a_large_vocabulary_are_chosen_as_the_reference_chooses_them(sampling: Sampling) -> None:
+    source = torch.Generator().manual_seed(4)
+    logits = torch.randn(12, KEPT_VOCABULARY + 9, generator=source) * torch.tensor([0.01, 2.0, 5.0] * 4)[:, None]
+    rows = [RowSampling(index, replace(sampling, seed=index)) for index in range(12)]
+    expected = [by_the_reference(line, row) for line, row in zip(logits.numpy(), rows, strict=True)]
+    assert choose(logits, rows) == expected
+
+
+@dataclass(frozen=True)
+class Window:
+    """A text's part of a forward, whose window holds these tokens."""
+
+    tokens: tuple[int, ...]
+    sampling: Sampling
+
+    @property
+    def window(self) -> tuple[DraftToken, ...]:
+        return tuple(map(DraftToken, self.tokens))
+
+    @property
+    def wanted(self) -> int:
+        return len(self.tokens) + 1
+
+    def rows(self) -> list[RowSampling]:
+        return [RowSampling(index, self.sampling) for index in range(self.wanted)]
+
+
+def test_rows_behind_a_wrong_guess_are_not_chosen_for_on_a_cpu() -> None:
+    """But under rules that judge the window themselves; a decision is the same either way."""
+    drawn = Sampling(temperature=1.0, seed=8)
+    logits = torch.randn(4, 90, generator=torch.Generator().manual_seed(5))
+    whole = choose(logits, Window((0, 0, 0), drawn).rows())
+    right = (whole[0], whole[1] ^ 1, whole[2])
+    weighed = replace(drawn, acceptance=Acceptance.parse("rejection"))
+    windows = [Window(right, drawn), Window(right, weighed), Window(tuple(whole[:3]), drawn), Window((), drawn)]
+    told = LogitsSampler(apart=False).choose(torch.cat([logits, logits, logits, logits[:1]]), windows, lambda _: True)
+    kept = 2 if sampler.on_cpu(logits) else 4
+    assert [each.tokens for each in told] == [whole[:kept], whole, whole, whole[:1]]
+    assert decide(told[0].tokens, right) == decide(whole, right)

@@ -93,12 +93,12 @@ def decide(chosen: Sequence[int], window: Sequence[int], late: int | None = None
     """Decide a window of draft tokens against the target's choices.
 
     Args:
-        chosen: the target's token for each position of the window and for the one behind it; entry i is only
-            meaningful while the window's first i tokens are equal to chosen's.
-        window: draft tokens under test, len(chosen) - 1 of them.
+        chosen: the target's token for each position of the window and for the one behind it, at least up to the first
+            that is not the window's: entry i is only meaningful while the window's first i tokens are equal to it.
+        window: draft tokens under test.
         late: the live chain's token behind the window if it arrived during the forward, else None.
     """
-    if len(chosen) != len(window) + 1:
+    if not 0 < len(chosen) <= len(window) + 1:
         raise ValueError(f"chosen: {len(chosen)} rows for a window of {len(window)}, expected one more than the window")
     if not window and late is None:
         return Decision(tuple(chosen), DIRECT)
@@ -106,6 +106,8 @@ def decide(chosen: Sequence[int], window: Sequence[int], late: int | None = None
         if token != guess:
             outcomes = (Outcome.ACCEPTED,) * index + (Outcome.RECOVERED,)
             return Decision(tuple(chosen[: index + 1]), outcomes)
+    if len(chosen) <= len(window):
+        raise ValueError(f"chosen: {len(chosen)} rows, all as the window has them, expected one more than the window")
     if late == chosen[-1]:
         last = Outcome.ACCEPTED
     elif late is not None:
@@ -120,7 +122,7 @@ Judge = Callable[[int, DraftToken | None], Decision]
 
 
 class RowChoice(NamedTuple):
-    """The target's token for each row of a text's part of a forward.
+    """The target's token for each row of a text's part of a forward; see `decide` for where they may end.
 
     report: gives the log-probabilities of decided tokens. judge: decides the window under rules that look at it.
     failure: what choosing raised for this text alone, which then has no tokens.

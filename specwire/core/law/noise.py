@@ -84,8 +84,12 @@ def uniform_integers(
 
 
 def gumbel(seed: int, choice: int, position: int, ids: Ids) -> Floats:
-    """Standard Gumbel noise for `ids` at `position`: -log(-log(u)), u = (integer + 1/2) / 2**52."""
-    integers = uniform_integers(seed, choice, position, ids)
+    """Standard Gumbel noise for `ids` at `position`."""
+    return gumbel_of(uniform_integers(seed, choice, position, ids))
+
+
+def gumbel_of(integers: Integers) -> Floats:
+    """-log(-log(u)), u = (integer + 1/2) / 2**52; in the place of the integers."""
     # Under the exponent of 1.0 an integer reads 1 + integer / 2**52. The difference is exact.
     np.bitwise_or(integers, EXPONENT_OF_ONE, integers)
     noise: Floats = integers.view(np.float64)

@@ -11,7 +11,7 @@ import torch
 
 from specwire.core.law.constraint import Mask
 from specwire.core.law.sampling import Ids, LogprobsOf, Sampling, Seen, rounded
-from specwire.core.messages import TokenLogprobs
+from specwire.core.messages import Floats, TokenLogprobs
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Bias, penalties, bans and constraints on many rows at once: the twin of `specwire.core.law.sampling.adjusted`.
@@ -159,6 +159,31 @@ def _keep_min_p(scores: torch.Tensor, min_p: list[float]) -> torch.Tensor:
         return scores
     least = [math.log(p) if p > 0.0 else -math.inf for p in min_p]
     return scores.masked_fill(scores < scores.amax(dim=1, keepdim=True) + _column(least, scores), -torch.inf)
+
+
+def surviving(scores: Floats, sampling: Sampling) -> Ids:
+    """Of one row on a CPU the ids that no filter removes, rising. scores: (vocabulary,), divided by the temperature."""
+    ids = np.arange(len(scores))
+    if 0 < sampling.top_k < len(scores):
+        ids = (scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]).nonzero()[0]
+    if sampling.top_p < 1.0:
+        ids = ids[_reach(scores[ids], sampling.top_p)]
+    if sampling.min_p > 0.0:
+        ids = ids[scores[ids] >= scores.max() + math.log(sampling.min_p)]
+    return ids
+
+
+def _reach(scores: Floats, top_p: float) -> Ids:
+    """Places of the smallest most-probable set of mass >= top_p, rising. Most ids of a large vocabulary are too
+    improbable to be in it: all those below (1 - top_p) / vocabulary together lack the mass to be missed.
+    """
+    weights = np.exp(scores - scores.max())
+    shares = weights / weights.sum()
+    able = (shares >= 0.5 * (1.0 - top_p) / len(shares)).nonzero()[0]
+    ordered = able[np.argsort(-shares[able], kind="stable")]
+    mass = shares[ordered]
+    reached: Ids = np.sort(ordered[mass.cumsum() - mass < top_p])
+    return reached
 
 
 # ----------------------------------------------------------------------------------------------------------------------

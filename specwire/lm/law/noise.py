@@ -6,6 +6,7 @@ high words come out right once masked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -19,8 +20,9 @@ from specwire.core.law.noise import MULTIPLIERS, NOISE_BITS, ROUNDS, WEYL, WORD,
 KEPT_ROWS = 128
 KEPT_VOCABULARY = 16_384
 
-# Up to so many rows a CPU draws the noise of some ids row by row.
-ROWS_APART = 12
+# See `loudest`; integers below LOUD have noise below QUIET, also as it is rounded.
+QUIET = 5.0
+LOUD = np.uint64(math.exp(-math.exp(-QUIET + 1e-6)) * 2**NOISE_BITS)
 
 
 def uniform_integers(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
@@ -54,19 +56,24 @@ def gumbel(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
 # window behind a refused token is computed again), so the latest rows are kept.
 
 
-def gumbel_row(key: Key, vocabulary: int) -> reference.Floats:
-    """Standard Gumbel noise of all ids on a CPU (vocabulary,), not to be changed."""
+def loudest(key: Key, scores: reference.Floats) -> int:
+    """argmax(scores + noise) on a CPU, the first of several. scores: (vocabulary,) float64.
+
+    Logarithms take longer than all the rest, and of a large vocabulary few ids can win: those whose score is at most
+    QUIET below what the best id comes to, and those whose noise alone is louder than QUIET.
+    """
+    vocabulary = len(scores)
     if vocabulary <= KEPT_VOCABULARY:
-        return _kept_row(key, vocabulary)
-    return reference.gumbel(*key, np.arange(vocabulary))
+        return int((scores + _kept_row(key, vocabulary)).argmax())
+    integers, best = reference.uniform_integers(*key, _all_ids(vocabulary)), scores.argmax()
+    reached = scores[best] + reference.gumbel_of(integers[best : best + 1].copy())[0]
+    able = ((scores >= reached - QUIET) | (integers >= LOUD)).nonzero()[0]
+    return int(able[(scores[able] + reference.gumbel_of(integers[able])).argmax()])
 
 
-def gumbel_at(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
-    """`gumbel` by whichever is faster: for few ids a row takes 25 us in NumPy, any number of rows 300 us in torch."""
-    if ids.device.type == "cpu" and len(keys) <= ROWS_APART:
-        pairs = zip(keys, ids.numpy(), strict=True)
-        return torch.from_numpy(np.stack([reference.gumbel(*key, row) for key, row in pairs]))
-    return gumbel(keys, ids)
+@lru_cache(maxsize=4)
+def _all_ids(vocabulary: int) -> reference.Ids:
+    return np.arange(vocabulary)
 
 
 def gumbel_of(key: Key, ids: reference.Ids, vocabulary: int) -> reference.Floats:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
 
+from specwire.core.law import noise as reference
 from specwire.core.law.acceptance import (
     Floats,
     Judge,
@@ -20,8 +20,17 @@ from specwire.core.law.acceptance import (
 from specwire.core.law.sampling import Acceptance, Sampling, TokenScore
 from specwire.core.messages import Decision, DraftToken, TokenLogprobs
 from specwire.core.model import out_of_memory
-from specwire.lm.law.logits import LogitsRow, adjusted, best_of, filtered, log_probabilities, logprobs, scaled
-from specwire.lm.law.noise import gumbel, gumbel_at, gumbel_row
+from specwire.lm.law.logits import (
+    LogitsRow,
+    adjusted,
+    best_of,
+    filtered,
+    log_probabilities,
+    logprobs,
+    scaled,
+    surviving,
+)
+from specwire.lm.law.noise import gumbel, loudest
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The target's choice at every row of a forward: the vectorised twin of `specwire.core.law.acceptance.choose`.
@@ -33,7 +42,8 @@ def choose(logits: torch.Tensor, rows: Sequence[RowSampling], apart: bool = Fals
 
     Args:
         logits: (rows, vocabulary), any float type. A masked id has -inf.
-        apart: also to the last bit of the noise: kernels may round its logarithms differently by the place in a batch.
+        apart: also to the last bit of the noise: a GPU's kernels may round logarithms differently by the place in a
+            batch.
 
     Rows that are adjusted are so first. Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G);
     log p is used without its normaliser, which is the same for all ids of a row. What reaches the host is the tokens.
@@ -71,27 +81,43 @@ def _by_kind(rows: Sequence[RowSampling]) -> tuple[list[int], list[int], list[in
     return kinds
 
 
+def on_cpu(logits: torch.Tensor) -> bool:
+    return logits.device.type == "cpu"
+
+
 def _greedy(logits: torch.Tensor, _rows: Sequence[RowSampling]) -> torch.Tensor:
     return best_of(logits)
 
 
 def _coupled(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
-    vocabulary = logits.shape[1]
-    if logits.device.type == "cpu":
-        pairs = zip(logits.double().numpy(), rows, strict=True)
-        chosen = [(line / row.sampling.temperature + gumbel_row(row.key, vocabulary)).argmax() for line, row in pairs]
-        return torch.from_numpy(np.array(chosen))
-    noise = gumbel([row.key for row in rows], torch.arange(vocabulary, device=logits.device).unsqueeze(0))
+    if on_cpu(logits):
+        return _one_by_one(logits, rows)
+    noise = gumbel([row.key for row in rows], torch.arange(logits.shape[1], device=logits.device).unsqueeze(0))
     return best_of(scaled(logits, rows) + noise)
 
 
 def _coupled_filtered(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     """Noise is made only for ids that survive: the best `count` of each row, where `count` is the most of any row."""
+    if on_cpu(logits):
+        return _one_by_one(logits, rows)
     scores = filtered(logits, rows)
     count = int((scores > -torch.inf).sum(dim=1).max())
     best, ids = scores.topk(max(count, 1), dim=1)
-    winners = (best + gumbel_at([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
+    winners = (best + gumbel([row.key for row in rows], ids)).argmax(dim=1, keepdim=True)
     return ids.gather(1, winners).squeeze(1)
+
+
+def _one_by_one(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
+    """On a CPU work is saved, not calls: nothing is made of ids that cannot be drawn."""
+    return torch.tensor([_drawn(scores, row) for scores, row in zip(logits.double().numpy(), rows, strict=True)])
+
+
+def _drawn(logits: Floats, row: RowSampling) -> int:
+    scores = logits / row.sampling.temperature
+    if not row.filtered:
+        return loudest(row.key, scores)
+    ids = surviving(scores, row.sampling)
+    return int(ids[(scores[ids] + reference.gumbel(*row.key, ids)).argmax()])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -150,14 +176,25 @@ class LogitsSampler:
     ) -> list[RowChoice]:
         """starts: where the rows of each part begin."""
         rows = [part.rows() if heard(part) else [] for part in parts]
+        drawn = any(row.sampling.temperature > 0.0 for each in rows for row in each[:1])
+        if drawn and on_cpu(logits):
+            triples = zip(starts, rows, parts, strict=True)
+            lines = [_as_far_as_right(logits[start:], each, part) for start, each, part in triples]
+        else:
+            lines = self._all_rows(logits, starts, rows)
+        return [
+            _choice(logits, start, each, line, part.window)
+            for start, each, line, part in zip(starts, rows, lines, parts, strict=True)
+        ]
+
+    def _all_rows(
+        self, logits: torch.Tensor, starts: Sequence[int], rows: Sequence[Sequence[RowSampling]]
+    ) -> list[list[int]]:
         answered = logits
-        if any(len(each) != part.wanted for each, part in zip(rows, parts, strict=True)):
+        if sum(map(len, rows)) != len(logits):
             answered = torch.cat([logits[start : start + len(each)] for start, each in zip(starts, rows, strict=True)])
         chosen = iter(choose(answered, [row for each in rows for row in each], self._apart))
-        return [
-            _choice(logits, start, each, list(islice(chosen, len(each))), part.window)
-            for start, each, part in zip(starts, rows, parts, strict=True)
-        ]
+        return [list(islice(chosen, len(each))) for each in rows]
 
     def score(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
         """A part of the rows at a time: in float64 a large vocabulary's take twice their memory."""
@@ -170,6 +207,19 @@ class LogitsSampler:
             ranks = (part >= own).sum(dim=1).tolist()
             scores += map(TokenScore, reported, ranks)
         return scores
+
+
+def _as_far_as_right(logits: torch.Tensor, rows: Sequence[RowSampling], part: SampledPart) -> list[int]:
+    """The tokens of a text's rows, up to the first that is not the window's: what rows behind that say is of no use,
+    but under rules that judge the window themselves.
+    """
+    tokens: list[int] = []
+    for index, row in enumerate(rows):
+        tokens += choose(logits[index : index + 1], [row])
+        guessed = row.sampling.guessed and index < len(part.window)
+        if guessed and tokens[-1] != part.window[index].token:
+            break
+    return tokens
 
 
 def _choice(
