@@ -6,6 +6,10 @@ llama-cpp-python with flash attention, which llama.cpp takes by itself. There it
 rows of a window otherwise than a row alone. Each first difference of a text is told with the margin between the two
 best scores there. It is a near-tie where both tokens are within what equal arithmetic may differ by of the best one:
 1e-4 in float32; of llama.cpp, twice what its own scores there move by between the text at once and token by token.
+
+Quantised arithmetic and rounded weights change texts, and a library is quicker that rounds more. So it is told, too, of
+`specwire up` as it is by default and of each library, how many tokens of its own greedy texts transformers finds the
+best ones there.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from bench.harness.record import save
 from bench.harness.report import Bar, bar_lines, none_of, table
 from bench.harness.runs import BenchError
 from bench.harness.sessions import LOAD_LIMIT
+from bench.peers.library import NO_PEERS, PEERS, start
 from bench.peers.transformers_peer import PLAIN, TransformersPeer
 from bench.speed.prompts import QUESTIONS, TASKS, in_turns, sample, spec_bench
 from specwire.client import Client, SpecwireError
@@ -46,6 +51,7 @@ from specwire.named_models import REAL, located
 
 TRANSFORMERS, LLAMA_CPP_PYTHON = "transformers", "llama-cpp-python"
 # By runtime of ours: the dtype, the library whose text is expected, and further options.
+DEFAULT, OPENVINO_GENAI = "default", "OpenVINO GenAI"
 EXPECTED: dict[str, tuple[str, str, tuple[str, ...]]] = {
     TORCH: ("float32", TRANSFORMERS, ()),
     OPENVINO: ("float32", TRANSFORMERS, ()),
@@ -114,10 +120,24 @@ class ReferenceRow(NamedTuple):
     compared: int
 
 
+class OwnTexts(NamedTuple):
+    """Greedy texts as transformers judges them. best: tokens that it finds the best ones. nats: a token, on average."""
+
+    whose: str
+    tokens: int
+    best: int
+    nats: float
+
+    @property
+    def share(self) -> float:
+        return self.best / self.tokens
+
+
 @dataclass(frozen=True, slots=True)
 class ReferenceResults:
     settings: ReferenceSettings
     rows: Sequence[ReferenceRow]
+    own: Sequence[OwnTexts]
     differences: Sequence[TextDifference]
     bars: Sequence[Bar]
     notes: Sequence[str]
@@ -150,6 +170,11 @@ class Transformers:
 
     def scores(self, prompt: Sequence[int], text: Sequence[int]) -> tuple[Scores, float]:
         return np.array(self._peer.scores([*prompt, *text]), np.float32), FLOAT32_TIE
+
+    def judged(self, whose: str, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> OwnTexts:
+        told = [self._peer.judged(*pair) for pair in zip(prompts, texts, strict=True)]
+        tokens = sum(map(len, texts))
+        return OwnTexts(whose, tokens, sum(best for best, _ in told), round(sum(nats for _, nats in told) / tokens, 3))
 
 
 class LlamaCppPython:
@@ -194,9 +219,11 @@ def compared(
 
 @contextmanager
 def client_of(settings: ReferenceSettings, runtime: str) -> Iterator[Client]:
-    """Of a whole stack on this runtime."""
-    dtype, _, further = EXPECTED[runtime]
-    own = ("--runtime", runtime, "--dtype", dtype, "--no-draft", "--no-heads", "--slots", "1", *further)
+    """Of a whole stack on this runtime, or as it is by DEFAULT."""
+    own: tuple[str, ...] = ()
+    if runtime != DEFAULT:
+        dtype, _, further = EXPECTED[runtime]
+        own = ("--runtime", runtime, "--dtype", dtype, "--no-draft", "--no-heads", "--slots", "1", *further)
     words = ("up", "--target", str(settings.target), *own, "--target-threads", str(settings.threads))
     command = (sys.executable, "-m", "deploy", *words, "--no-ray", "--listen", "127.0.0.1:0", "--json")
     with (
@@ -229,19 +256,46 @@ def measure(settings: ReferenceSettings) -> ReferenceResults:
         prompts = prompts_of(settings)
         left_out = [each for each in settings.runtimes if each in PACKAGES and find_spec(PACKAGES[each]) is None]
         rows, differences = list[ReferenceRow](), list[TextDifference]()
+        said = dict[str, list[list[int]]]()
         for name in (TRANSFORMERS, LLAMA_CPP_PYTHON):
             held = [each for each in settings.runtimes if EXPECTED[each][1] == name and each not in left_out]
             if held:
                 library = library_of(name, settings, prompts)
                 expected = [library.text(each, settings.tokens) for each in tracked(prompts, len(prompts), name)]
+                if name != TRANSFORMERS:
+                    said[name] = expected
                 for runtime in held:
                     found = _held(settings, runtime, library, prompts, expected)
                     rows.append(found[0])
                     differences += found[1]
+        with client_of(settings, DEFAULT) as client:
+            said[DEFAULT] = [_completed(client, each, settings) for each in tracked(prompts, len(prompts), DEFAULT)]
+        notes = [f"{runtime} was left out: it is not installed" for runtime in left_out]
+        if PEERS.exists():
+            said[OPENVINO_GENAI] = _said_by_genai(settings, prompts)
+        else:
+            notes.append(f"{OPENVINO_GENAI} was left out: {NO_PEERS}")
+        judge = Transformers(settings.target, settings.threads)
+        own = [judge.judged(whose, prompts, texts) for whose, texts in said.items()]
     except (ModelError, SpecwireError) as error:
         raise BenchError(str(error)) from error
-    notes = [f"{runtime} was left out: it is not installed" for runtime in left_out]
-    return ReferenceResults(settings, rows, differences, [*bars(rows, differences)], notes)
+    return ReferenceResults(settings, rows, own, differences, [*bars(rows, differences)], notes)
+
+
+def _completed(client: Client, prompt: Sequence[int], settings: ReferenceSettings) -> list[int]:
+    told = client.complete(prompt, max_tokens=settings.tokens, ignore_eos=True, temperature=0.0)
+    return [*told.tokens]
+
+
+def _said_by_genai(settings: ReferenceSettings, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    loading = {"model": str(settings.target), "mode": PLAIN, "threads": settings.threads}
+    with start("openvino", loading) as peer:
+        asked = {"do": "generate", "tokens": settings.tokens, "temperature": 0.0, "seed": 0}
+        answers = [
+            peer.ask({**asked, "prompts": [each]}, LOAD_LIMIT)
+            for each in tracked(prompts, len(prompts), OPENVINO_GENAI)
+        ]
+    return [[*answer["runs"][0]["tokens"]] for answer in answers]
 
 
 def library_of(name: str, settings: ReferenceSettings, prompts: Sequence[Sequence[int]]) -> Library:
@@ -260,8 +314,8 @@ def _held(
     count, differences = 0, list[TextDifference]()
     with client_of(settings, runtime) as client:
         for number, prompt in enumerate(tracked(prompts, len(prompts), runtime)):
-            told = client.complete(prompt, max_tokens=settings.tokens, ignore_eos=True, temperature=0.0)
-            tokens, difference = compared(runtime, library, number, prompt, expected[number], told.tokens)
+            said = _completed(client, prompt, settings)
+            tokens, difference = compared(runtime, library, number, prompt, expected[number], said)
             count += tokens
             differences += [] if difference is None else [difference]
     texts = len(prompts)
@@ -285,6 +339,7 @@ def tell(found: ReferenceResults, path: Path) -> bool:
     record = {
         "model": {"name": settings.target.stem, "sha256": read_gguf(str(settings.target)).fingerprint()},
         "rows": [row._asdict() for row in found.rows],
+        "own_texts": [{**each._asdict(), "share": round(each.share, 4)} for each in found.own],
         "notes": found.notes,
         "bars": [asdict(bar) for bar in found.bars],
     }
@@ -296,6 +351,8 @@ def tell(found: ReferenceResults, path: Path) -> bool:
     told = [(*map(str, one[:5]), *(f"{each:.2g}" for each in one[5:]), str(one.near_tie)) for one in found.differences]
     for line in table((*TextDifference._fields, "near-tie"), told) if told else ():
         print(line)
+    own = [(each.whose, str(each.tokens), f"{each.share:.3f}", f"{each.nats:.3f}") for each in found.own]
+    print("\n".join(table(("own texts of", "tokens", "best by the file", "nats a token"), own)))
     print("\n".join((*bar_lines(found.bars), *found.notes)))
     return all(bar.holds for bar in found.bars)
 

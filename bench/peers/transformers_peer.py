@@ -90,6 +90,14 @@ class TransformersPeer:
         return found
 
     @torch.inference_mode()
+    def judged(self, prompt: Sequence[int], text: Sequence[int]) -> tuple[int, float]:
+        """How many tokens of a text are the best ones where they stand, and its log-probability."""
+        behind = self._models["model"](input_ids=torch.tensor([[*prompt, *text[:-1]]]), use_cache=False)
+        rows, said = behind.logits[0, -len(text) :].float(), torch.tensor([*text])
+        own = rows.log_softmax(-1).gather(1, said[:, None])
+        return int((rows.argmax(-1) == said).sum()), float(own.sum())
+
+    @torch.inference_mode()
     def _padded(self, request: Request) -> Answer:
         """Every sequence of the batch gets a token in each forward."""
         ids, mask = _padded(request["prompts"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from bench import reference
+from bench.peers.library import NO_PEERS
 from bench.reference import FLOAT32_TIE, ReferenceSettings, Scores, TextDifference, compared
 from demo_pair import TARGET
 from specwire.core.invalid import InvalidParameter
@@ -84,6 +86,7 @@ def test_texts_are_held_to_transformers_own(
 ) -> None:
     monkeypatch.setattr(reference, "QUESTIONS", tmp_path / "nowhere")
     monkeypatch.setattr(reference, "client_of", lambda *_: served(file, spoilt))
+    monkeypatch.setattr(reference, "PEERS", tmp_path / "nowhere")
     out = tmp_path / "found.json"
     asked = ["--prompts", "3", "--tokens", str(TOKENS), "--runtimes", TORCH, "--out", str(out)]
     assert reference.main(["--target", str(file), *asked]) == wrong
@@ -98,6 +101,10 @@ def test_texts_are_held_to_transformers_own(
     }
     assert [(one["prompt"], one["at"], one["near_tie"]) for one in found["raw"]] == [(1, TOKENS - 1, False)] * wrong
     assert all(one["tolerance"] == FLOAT32_TIE < one["behind"] for one in found["raw"])
+    (own,) = found["own_texts"]
+    assert (own["whose"], own["tokens"], own["best"]) == ("default", 3 * TOKENS, 3 * TOKENS - wrong)
+    assert -math.log(64) < own["nats"] < 0.0
+    assert found["notes"] == [f"OpenVINO GenAI was left out: {NO_PEERS}"]
     assert found["bars"][0]["holds"] is not bool(wrong)
     assert "texts on torch that differ from those of transformers" in capsys.readouterr().out
     assert str(tmp_path) not in out.read_text()
