@@ -35,13 +35,15 @@ def peers_table(results: dict[str, Any]) -> str:
 
 
 def reference_table(results: dict[str, Any]) -> str:
-    """Render `make bench-reference`: what differed, by how little, and the bars."""
+    """Render `make bench-reference`: what differed, by how little, the bars, and how far each computes the file."""
     rows = [["runtime", "held to", "texts", "equal", "tokens compared", "the largest margin at a near-tie"]]
     for row in results["rows"]:
         ties = [one["margin"] for one in results["raw"] if one["runtime"] == row["runtime"] and one["near_tie"]]
         counts = [f"{row[count]:,}" for count in ("texts", "equal", "compared")]
         rows.append([row["runtime"], row["expected"], *counts, f"{max(ties):.2g}" if ties else ""])
-    return f"{grid(rows)}\n\n{bars_table(results)}"
+    own = [["own greedy texts of", "tokens that are best by the file in float32", "nats a token there"]]
+    own += [[each["whose"], f"{each['share']:.1%}", f"{each['nats']:.2f}"] for each in results["own_texts"]]
+    return f"{grid(rows)}\n\n{bars_table(results)}\n\n{grid(own)}"
 
 
 def _p(value: float) -> str:
