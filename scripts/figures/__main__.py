@@ -74,6 +74,16 @@ def headline_table(results: dict[str, Any]) -> str:
     return grid(rows)
 
 
+def real_table(results: dict[str, Any]) -> str:
+    """Render what guesses from a real model's own text gain: times off, and times other servers' plain decoding."""
+    found = {row["temperature"]: row for row in results["rows"] if row["row"] == "texts" and row["level"] == 1}
+    rows = [["tokens/s divided by", *("at 0.8" if drawn else "greedy" for drawn in found)]]
+    rows.append(["no drafting (off)", *(interval(row["to_off"]) for row in found.values())])
+    for peer, named in {"llama.cpp": "llama.cpp's server", "OpenVINO GenAI": "OpenVINO GenAI"}.items():
+        rows.append([f"{named}, plain", *(interval(row["to"][peer]) for row in found.values())])
+    return grid(rows)
+
+
 def pair_table(figures: dict[str, Any]) -> str:
     """Render what `python -m demo_pair.train.evaluate` measured."""
     loss, acceptance = figures["held_out_loss"], figures["acceptance_first"]
@@ -106,6 +116,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "batch-ordinary": ("batch_ordinary.json", "make bench-batch-ordinary", stack_table),
     "heads": ("heads.json", "make bench-heads", stack_table),
     "heads-ordinary": ("heads_ordinary.json", "make bench-heads-ordinary", stack_table),
+    "real": ("real_smollm2-135m.json", "make bench-real", real_table),
     "real-smollm2-135m": ("real_smollm2-135m.json", "make bench-real", stack_table),
     "real-qwen2.5-coder-1.5b": ("real_qwen2.5-coder-1.5b.json", "make bench-real", stack_table),
     "reference": ("reference_smollm2-135m.json", "make bench-reference", reference_table),
@@ -135,6 +146,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
 MADE: dict[str, Callable[[], str]] = {"matrix": matrix_table, "bounds": bounds_table, "tests": tests_table}
 PLACES = {
     "headline": ROOT / "README.md",
+    "real": ROOT / "README.md",
     "bounds": ROOT / "docs" / "RELIABILITY.md",
     "pair": ROOT / "demo_pair" / "README.md",
 }
