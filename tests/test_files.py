@@ -17,7 +17,6 @@ from specwire.files import replaced, replaced_in, write_text
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.medusa import MedusaConfig
 from specwire.lm.heads.mtp import MtpConfig
-from specwire.lm.heads.self_speculation import LayerChoice
 from specwire.lm.training.distillation import Trained
 from specwire.lm.training.record import write_record
 from specwire.lm.training.students import DraftStudent
@@ -27,10 +26,6 @@ from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of
 
 Write = Callable[[Path], object]
-
-
-def _choice(path: Path) -> None:
-    LayerChoice("a target", "f" * 64, 8, (1, 3), 0.5, 2, 1.1).write(path)
 
 
 def _model(folder: Path) -> str:
@@ -63,7 +58,6 @@ WRITERS: dict[str, Write] = {
     "EAGLE-3": lambda folder: eagle3.save(head_of(CONFIG), folder, "a target"),
     "MTP": _mtp,
     "Medusa": _medusa,
-    "layers to skip": lambda folder: _choice(folder / "layers.json"),
     "a record of a training": lambda folder: write_record(folder, 0, {}, Trained([], [])),
     "a drafter that learns": _student,
     "the version in use": lambda folder: VersionFolder(folder).use(Current(1, "a/draft", ("*",), "learnt")),

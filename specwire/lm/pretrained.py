@@ -240,7 +240,7 @@ def _drafting(
     """What drafts beside the model: those of its own layers, or a head; neither for no `heads`."""
     if heads is None:
         return (), None
-    own = kept_layers(heads, model.config.get_text_config().num_hidden_layers, info) if how.skims else ()
+    own = kept_layers(heads, model.config.get_text_config().num_hidden_layers) if how.skims else ()
     return own, None if own else load_head(heads, model, info)
 
 
