@@ -148,7 +148,7 @@ def teach_drafter(course: DrafterCourse, tell: Callable[[str], None]) -> Reached
         schedule_of(course.rate, course.steps),
         course.out,
         course=told,
-        here=this_run(CPU.type),
+        here=this_run(),
         tell=tell,
     )
     reached = held_out(drafter, kept)
