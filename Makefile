@@ -37,7 +37,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair train-demo-head train-bench-heads clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -336,12 +336,6 @@ bench-failover: $(STAMP) ## measure how soon faults are noticed and how long tex
 
 bench-cluster: $(STAMP) ## measure how tokens/s grow with verifiers and orchestrators on a Ray cluster (emulated forwards, eight minutes)
 	$(BIN)/python -m bench.cluster.run
-
-train-demo-head: $(STAMP) ## train the demo target's head again, into build/heads/eagle3 (half an hour on two idle cores)
-	$(BIN)/python -m demo_pair.train.head --work build/heads
-
-train-bench-heads: $(STAMP) ## train the other heads that bench-heads measures, likewise, into build/heads (some half hour each)
-	$(BIN)/python -m demo_pair.train.head --work build/heads --kind medusa hydra mtp
 
 train-demo-pair: $(STAMP) ## train the demo pair again, into build/pair (hours)
 	$(BIN)/python -m demo_pair.train --work build/pair

@@ -54,7 +54,6 @@ COMMANDS = (
     Command("learn", "have a drafter or a head learn from what its target decided", "deploy.cli.training.learn"),
     Command("train-heads", "train a head that drafts beside a target", "deploy.cli.training.train_heads"),
     Command("train-drafter", "train a small drafter of a target's own layers", "deploy.cli.training.train_drafter"),
-    Command("choose-layers", "choose the layers by which a target drafts", "deploy.cli.training.choose_layers"),
     Command("table", "count the n-grams of a corpus, to propose from", "deploy.cli.training.table"),
     Command("usage", "add up what a verifier's sessions used", "deploy.cli.diagnosis.usage"),
     Command("top", "watch an orchestrator's services and sessions", "deploy.cli.diagnosis.top"),

@@ -195,8 +195,8 @@ LOG_OF = {
 STARTED = {"default": CLUSTER_START_S, "help": "until what is started must be ready (default: %(default)g s)"}
 HEADS = (
     "what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head trained for it, "
-    "of MTP layers, mostly its own, or of `specwire learn`; self:skip=LAYER,..., self:exit=LAYER or self:FILE, itself "
-    "without some layers; auto: the one included for it, if any (default: {heads})"
+    "of MTP layers, mostly its own, or of `specwire learn`; self:skip=LAYER,... or self:exit=LAYER, itself without "
+    "some layers; auto: the one included for it, if any (default: {heads})"
 )
 
 # Rows by the heading that they have in --help.
@@ -230,7 +230,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
                help="auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]"),
         Option("drafters-per-session", LOGS, "N", int, 1,
                help="drafters that propose for one session at a time (default: %(default)s)"),
-        Option("dtype", "stack verify draft edge doctor choose-layers", default=AUTO, choices=SERVED_DTYPES,
+        Option("dtype", "stack verify draft edge doctor", default=AUTO, choices=SERVED_DTYPES,
                help="{weights}; auto: bfloat16 where the device computes it itself, else float32 (default: "
                     "%(default)s)"),
         Option("device", "stack verify draft edge", default="cpu",
@@ -245,7 +245,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
                     "extra; auto: the quickest here that can (default: %(default)s)"),
         Option("quantization", "stack verify draft edge", default=NONE, choices=QUANTIZATIONS,
                help="with openvino alone; int8: round the weights of linear layers to 8 bits; int8-dynamic: and what "
-                    "they multiply (default: none, or what is quickest for files that have at most 8 bits)"),
+                    "they multiply (default: none, or what is quickest for GGUF files of at most 8 bits)"),
         Option("kv-type", "stack verify draft edge", default=AUTO_KV, choices=KV_TYPES,
                help="of a GGUF file's keys and values (default: f32 where its weights are, else f16)"),
         Option("gpu-layers", "verify draft edge", "N", int, 0,

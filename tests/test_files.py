@@ -14,10 +14,7 @@ import torch
 from deploy.cli.main import main
 from specwire.core.verify.table import NgramTable
 from specwire.files import replaced, replaced_in, write_text
-from specwire.lm.heads import eagle3, medusa, mtp
-from specwire.lm.heads.medusa import MedusaConfig
-from specwire.lm.heads.mtp import MtpConfig
-from specwire.lm.heads.self_speculation import LayerChoice
+from specwire.lm.heads import eagle3
 from specwire.lm.training.distillation import Trained
 from specwire.lm.training.record import write_record
 from specwire.lm.training.students import DraftStudent
@@ -27,10 +24,6 @@ from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of
 
 Write = Callable[[Path], object]
-
-
-def _choice(path: Path) -> None:
-    LayerChoice("a target", "f" * 64, 8, (1, 3), 0.5, 2, 1.1).write(path)
 
 
 def _model(folder: Path) -> str:
@@ -48,22 +41,10 @@ def _student(folder: Path) -> None:
     DraftStudent(_model(folder.parent / "model"), torch.device("cpu")).write(folder)
 
 
-def _mtp(folder: Path) -> None:
-    shape = MtpConfig(8, 16, 2, 2, 4, 12, 2, 1e-5, 1e4, 4, "default", False)
-    mtp.save(mtp.MtpHead(shape, torch.zeros(12, 8), torch.zeros(12, 8)), folder, "a target")
-
-
-def _medusa(folder: Path) -> None:
-    medusa.save(medusa.Medusa(MedusaConfig("medusa", 2, 1, 8, 12, 12, 2), torch.zeros(12, 8)), folder, "a target")
-
-
 WRITERS: dict[str, Write] = {
     "a table": lambda folder: save_table(NgramTable.built([[1, 2, 1, 2]], 2, "hash"), folder / "table"),
     "a table by the command line": _built,
     "EAGLE-3": lambda folder: eagle3.save(head_of(CONFIG), folder, "a target"),
-    "MTP": _mtp,
-    "Medusa": _medusa,
-    "layers to skip": lambda folder: _choice(folder / "layers.json"),
     "a record of a training": lambda folder: write_record(folder, 0, {}, Trained([], [])),
     "a drafter that learns": _student,
     "the version in use": lambda folder: VersionFolder(folder).use(Current(1, "a/draft", ("*",), "learnt")),

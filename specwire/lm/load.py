@@ -113,20 +113,19 @@ def _included(spec: str, asked: Loading) -> str | None:
 
 
 def _kept_in(spec: str, asked: Loading) -> Sequence[str]:
-    """How OpenVINO computes weights that have at most 8 bits in their file, what is quickest first; nothing unless so.
+    """How OpenVINO computes a GGUF file's weights of at most 8 bits, what is quickest first; nothing of others.
 
     A forward reads all weights, and of 8 bits half as much as of 16. Products of integers make rows cheap, too; without
     instructions for them rows are dear in 8 bits, so that where they are free in 16 those are kept.
     """
     said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
     elsewhere = asked.runtime == TORCH or asked.device != "cpu" or (asked.heads is not None and is_self(asked.heads))
-    if said or elsewhere or find_spec("openvino") is None or rows_are_free():
+    if said or elsewhere or not is_gguf(spec) or find_spec("openvino") is None or rows_are_free():
         return ()
-    # All import transformers or OpenVINO, as above.
+    # Both import transformers or OpenVINO, as above.
     from specwire.lm.gguf_file import read_gguf
-    from specwire.lm.rounding import has_8_bits
 
-    if not (read_gguf(spec).is_quantised if is_gguf(spec) else has_8_bits(spec)):
+    if not read_gguf(spec).is_quantised:
         return ()
     try:
         from specwire.lm.runners.openvino.runner import rounds_activations

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from specwire.core.model import (
@@ -64,7 +63,7 @@ from specwire.lm.model_files import (
     stated_eos,
     weights_fingerprint,
 )
-from specwire.lm.rounding import GROUP, has_8_bits, read_8_bits
+from specwire.lm.rounding import GROUP
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary, DraftVocabularyRunner
 from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
 from specwire.lm.runners.llama import MODEL_TYPES
@@ -240,7 +239,7 @@ def _drafting(
     """What drafts beside the model: those of its own layers, or a head; neither for no `heads`."""
     if heads is None:
         return (), None
-    own = kept_layers(heads, model.config.get_text_config().num_hidden_layers, info) if how.skims else ()
+    own = kept_layers(heads, model.config.get_text_config().num_hidden_layers) if how.skims else ()
     return own, None if own else load_head(heads, model, info)
 
 
@@ -457,10 +456,6 @@ def pretrained(spec: str, dtype: torch.dtype, device: torch.device, quantization
     _show_progress(LAST_LINE.is_terminal)
     config, location = _config(spec), _location(spec)
     check_weights(location, config)
-    if has_8_bits(location):
-        unrounded = _of_8_bits(spec, config, dtype)
-        nn.Module.to(unrounded, device)
-        return unrounded
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             location,
@@ -478,22 +473,6 @@ def pretrained(spec: str, dtype: torch.dtype, device: torch.device, quantization
     if missing:  # the library draws them at random
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"model {spec!r} cannot be loaded as a causal model: its files lack {missing[0]}{more}")
-    return model
-
-
-def _of_8_bits(spec: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """See `pretrained`, of a directory that has its weights in 8 bits."""
-    try:
-        with no_init_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        lacking, unknown = model.load_state_dict(read_8_bits(spec, dtype), strict=False)
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:  # of weights that do not fit the configuration
-        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {first_line(error)}") from error
-    model.tie_weights()
-    own = "lm_head.weight" if config.tie_word_embeddings else ""
-    if wrong := [*(name for name in lacking if name != own), *unknown]:
-        raise ModelError(f"model {spec!r} cannot be loaded as a causal model: its files lack or have {wrong[0]}")
-    model.eval()
     return model
 
 

@@ -2,24 +2,17 @@
 
 These are the blocks of a GGUF file's quantised tensors, so that a file of at most 8 bits is hardly rounded any further.
 Activations, embeddings, norms and biases keep the model's dtype ("weight-only"). Rounding is ours, so that the same
-weights come out for every fingerprint; the products are OpenVINO's. Files, and heads that PyTorch computes
-(`specwire.lm.runners.linear`), have one scale a row.
+weights come out for every fingerprint; the products are OpenVINO's. Heads that PyTorch computes
+(`specwire.lm.runners.linear`) have one scale a row.
 
 "Dynamic": what these layers multiply is rounded likewise, by row and group, while it is computed, as llama.cpp does.
 OpenVINO then multiplies integers (src/cpu/x64/jit_brgemm_src_quantization_kernel.cpp of its oneDNN).
 """
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
-
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-
-from specwire.lm.model_files import WEIGHTS, file_of
 
 LARGEST = 127
 # Weights, and activations, that share a scale, as in llama.cpp's blocks. By groups of 128 activations and whole rows of
@@ -27,8 +20,6 @@ LARGEST = 127
 GROUP = 32
 # For rows of zeros.
 LEAST_SCALE = 1e-12
-# Behind the name of a weight that a file has in 8 bits: its rows' scales.
-SCALE = ".scale"
 
 
 def rounded_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,47 +43,6 @@ def rounded_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = groups.abs().amax(dim=2).div(LARGEST).clamp(min=LEAST_SCALE).half()
     steps = scale.float().clamp(min=LEAST_SCALE)[:, :, None]
     return groups.div(steps).round_().clamp_(-LARGEST, LARGEST).to(torch.int8).flatten(1), scale
-
-
-def packed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a file has of weights in 8 bits: of each matrix integers, and behind SCALE its rows' scales in float16."""
-    found = dict[str, torch.Tensor]()
-    for name, weight in weights.items():
-        if weight.ndim == 2:
-            found[name], scale = rounded_rows(weight)
-            found[name + SCALE] = scale.squeeze(1).half()
-        else:
-            found[name] = weight
-    return found
-
-
-def is_packed(names: Collection[str]) -> bool:
-    """Whether a file with tensors of these names has weights in 8 bits."""
-    return any(name.endswith(SCALE) and name.removesuffix(SCALE) in names for name in names)
-
-
-def unpacked(stored: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights of what `packed` returned."""
-    weights = {name: tensor for name, tensor in stored.items() if not name.endswith(SCALE)}
-    for name, tensor in weights.items():
-        scale = stored.get(name + SCALE)
-        weights[name] = (tensor.float() if scale is None else tensor.float() * scale.float()[:, None]).to(dtype)
-    return weights
-
-
-def has_8_bits(spec: str) -> bool:
-    """Whether a directory has its weights in 8 bits as we write them. ModelError for a file that is broken."""
-    path = Path(spec).expanduser() / WEIGHTS
-    if not path.is_file():
-        return False
-    with file_of(spec, WEIGHTS), safe_open(path, "pt") as held:
-        return is_packed({*held.keys()})
-
-
-def read_8_bits(spec: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights of such a directory, by name. ModelError for a file that is broken."""
-    with file_of(spec, WEIGHTS):
-        return unpacked(load_file(Path(spec).expanduser() / WEIGHTS), dtype)
 
 
 def rounded_activations(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:

@@ -155,7 +155,6 @@ def test_an_option_is_one_row_of_the_table_and_every_row_is_taken() -> None:
         *CLUSTER.split(),
         "client",
         "doctor",
-        "choose-layers",
     }
     assert all(row.unlike.keys() <= {*row.of.split()} for row in rows)
 

@@ -24,13 +24,12 @@ from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason
 from specwire.lm.training import distillation
 from specwire.rpc.process import say
-from tests.deploy.test_train_heads import WORDS as WORDS_OF_TARGET
-from tests.deploy.test_train_heads import command
+from tests.deploy.test_train_heads import TEXTS, command
 from tests.faults.parts import LOADED_AGAIN, ServiceProcess, parts
 from tests.faults.streams import Stream
 from tests.faults.test_demo_pair import WORDS, asked, check_choices
 from tests.integration.stack_process import ROOT, START_LIMIT
-from tests.lm import models
+from tests.lm.training.answering import keep_answers, save_target
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import asked_blocking
 
@@ -117,10 +116,9 @@ main(sys.argv[1:])
 
 def test_a_training_that_is_killed_comes_to_the_same_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in its fifth step of six; four were kept."""
-    target = models.save(models.build(models.config("llama")), tmp_path / "target", WORDS_OF_TARGET)
-    data = tmp_path / "texts.txt"
-    data.write_text(" ".join("abcdefgh"[index * index % 8] for index in range(400)))
-    whole, halves = (command(target, data, tmp_path / name, "--steps", "6") for name in ("whole", "halves"))
+    target, answers = save_target(tmp_path / "target"), tmp_path / "answers"
+    keep_answers(target, answers, TEXTS)
+    whole, halves = (command(target, answers, tmp_path / name, "--steps", "6") for name in ("whole", "halves"))
     died = subprocess.run([sys.executable, "-c", KILLED, *halves], cwd=ROOT, timeout=START_LIMIT, check=False)
     assert died.returncode == -signal.SIGKILL
     assert not (tmp_path / "halves" / "training.json").exists()

@@ -189,7 +189,7 @@ class LoggedTexts:
 
 
 class TextLine(Struct, forbid_unknown_fields=True):
-    """A line of a file. text: an output, as `specwire train-heads` has it."""
+    """A line of a file. text: an output, too."""
 
     output: str | list[int] | None = None
     text: str | None = None

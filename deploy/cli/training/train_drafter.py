@@ -11,10 +11,9 @@ EPILOG = f"""\
 The drafter is a model of the target's width, made of layers of it (--layers), with an embedding of the ids that the
 answers say most often (--draft-vocabulary) and one row for all others. It learns the target's own answers.
 {OWN_ANSWERS}
-What is written is for --draft of `specwire up` and for `specwire draft`: safetensors in bfloat16, or in integers with
-scales by row (--bits 8, which only specwire reads), with the target's tokenizer. It drafts in the target's ids, and
-draft_vocabulary.json tells which of them it says. training.json tells by what it was trained, and how right it is:
-greedily, and expected at temperature 1."""
+What is written is for --draft of `specwire up` and for `specwire draft`: safetensors in bfloat16, with the
+target's tokenizer. It drafts in the target's ids, and draft_vocabulary.json tells which of them it says. training.json
+tells by what it was trained, and how right it is: greedily, and expected at temperature 1."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the target, in this order; -1 is the last (default: 0 1 -1)",
     )
     add("--draft-vocabulary", type=int, default=8192, metavar="N", help="ids that it says (default: %(default)s)")
-    add("--bits", type=int, choices=(8, 16), default=16, help="of the weights that are written (default: %(default)s)")
     add_training_arguments(parser)
 
 
@@ -54,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
         rows=args.rows,
         window=args.window,
         rate=args.rate,
-        bits=args.bits,
         threads=args.threads,
     )
 

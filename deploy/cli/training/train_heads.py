@@ -1,4 +1,4 @@
-"""`specwire train-heads`: train a head that drafts beside a target, on its own answers or on texts of yours."""
+"""`specwire train-heads`: train a head that drafts beside a target, on its own answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specwire.core.model import ModelError
-from specwire.corpus import SEARCHED
 from specwire.rpc.process import say
 
-EAGLE3 = "eagle3"
-MTP = "mtp"
 # Tokens of a run; `specwire.lm.training.prompts` has it too, whose imports take seconds.
 APART = 13
-KINDS = (EAGLE3, "medusa", "hydra", MTP)
 OWN_ANSWERS = f"""\
 Own answers are to turns that the target itself makes up behind its template's header of a user's turn, and to requests
 made of docstrings of permissively licensed packages that are installed here. They are kept in --answers, with the
@@ -22,37 +18,21 @@ features that heads read, for `train-heads` and `train-drafter` alike: none is c
 (.jsonl: "turns", "prompt", "question" or "text") that no text may share a run of {APART} tokens with.
 Every hundred steps are kept in --out, and a training that was ended goes on there, as do the answers."""
 EPILOG = f"""\
-Without --data an eagle3 head learns the target's own answers, of which the target computes a lesson once. With --data
-FILES are texts, or lines of JSON with a "text" (.jsonl); in folders these are read:
-{SEARCHED},
-but no lock files, packages (node_modules) or hidden files; the target computes a lesson of each whenever it is learnt.
+An EAGLE-3 head learns the target's own answers.
 {OWN_ANSWERS}
-Medusa and Hydra have a head for each guess (--depth). What is written is for --heads of `specwire up` and `specwire
-verify`, in safetensors: EAGLE-3 in speculators' format, a layer for multi-token prediction (mtp) in Qwen3-Next's, the
-others with names as in their own code. training.json beside it tells by what it was trained, and how right it is."""
+What is written is for --heads of `specwire up` and `specwire verify`, in safetensors, in speculators' format.
+training.json beside it tells by what it was trained, and how right it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--target", required=True, metavar="MODEL", help="path or hub id of the target")
-    add("--kind", choices=KINDS, default=EAGLE3, help="(default: %(default)s)")
-    add("--data", nargs="+", type=Path, default=[], metavar="FILE", help="texts to learn from (default: own answers)")
     add_training_arguments(parser)
     add("--depth", type=int, default=4, metavar="N", help="guesses in a row that it learns (default: %(default)s)")
-    add("--draft-vocabulary", type=int, default=32_000, metavar="N", help="ids that eagle3 says (default: %(default)s)")
-    add(
-        "--inner",
-        type=int,
-        default=0,
-        metavar="N",
-        help="width of the gated layer of eagle3 and mtp (default: 2 x hidden, the target's)",
-    )
-    add("--taps", type=int, nargs=3, metavar="LAYER", help="layers whose input eagle3 reads (default: spread)")
-    add(
-        "--layers", type=int, default=1, metavar="N", help="layers of each head of medusa, hydra (default: %(default)s)"
-    )
-    add("--device", default="cpu", help="such as cpu or cuda:0 (default: %(default)s)")
+    add("--draft-vocabulary", type=int, default=32_000, metavar="N", help="ids that it says (default: %(default)s)")
+    add("--inner", type=int, default=0, metavar="N", help="width of the gated layer (default: twice the target's)")
+    add("--taps", type=int, nargs=3, metavar="LAYER", help="layers whose input it reads (default: spread)")
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,12 +60,10 @@ def run(args: argparse.Namespace) -> int:
         return 2
     course = Course(
         target=args.target,
-        data=tuple(args.data),
         out=args.out,
         answers=args.answers,
         tokens=args.tokens,
         apart=tuple(args.apart),
-        kind=args.kind,
         steps=args.steps,
         rows=args.rows,
         window=args.window,
@@ -94,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
         draft_vocabulary=args.draft_vocabulary,
         inner=args.inner,
         taps=tuple(args.taps or ()),
-        layers=args.layers,
-        device=args.device,
         threads=args.threads,
     )
     return carried_out("train-heads", args, lambda tell: [("held-out acceptance by position", teach(course, tell))])
@@ -121,20 +97,9 @@ def carried_out(command: str, args: argparse.Namespace, teach: Callable[[Callabl
 
 def _refused(args: argparse.Namespace) -> str:
     """What is wrong with the options; "" if nothing is."""
-    if not args.data and args.kind != EAGLE3:
-        return f"data: is needed for {args.kind}: only eagle3 learns the target's own answers"
-    if wrong := refused(args, ("depth", "layers")):
-        return wrong
     if args.inner < 0:
         return f"inner: must not be negative, not {args.inner}"
-    if args.taps and args.kind != EAGLE3:
-        return f"taps: are of eagle3, not of {args.kind}"
-    if args.inner and args.kind not in (EAGLE3, MTP):
-        return f"inner: is of eagle3 and mtp, not of {args.kind}"
-    if args.window < 2 * args.depth + 2:
-        return f"window: must be at least {2 * args.depth + 2} for a depth of {args.depth}, not {args.window}"
-    missing = next((path for path in args.data if not path.exists()), None)
-    return "" if missing is None else f"data: there is no {missing}"
+    return refused(args, ("depth",))
 
 
 def refused(args: argparse.Namespace, further: Sequence[str] = ()) -> str:
@@ -142,7 +107,7 @@ def refused(args: argparse.Namespace, further: Sequence[str] = ()) -> str:
 
     further: names of others that must be at least 1.
     """
-    for name in ("steps", "rows", "tokens", "draft_vocabulary", *further):
+    for name in ("steps", "rows", "window", "tokens", "draft_vocabulary", *further):
         if getattr(args, name) < 1:
             return f"{name.replace('_', '-')}: must be at least 1, not {getattr(args, name)}"
     if args.threads is not None and args.threads < 1:

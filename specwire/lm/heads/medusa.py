@@ -29,7 +29,6 @@ the same names: `medusa_lm_head.safetensors` or `model.safetensors`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -38,12 +37,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import Feed, ModelError
-from specwire.files import replaced_in
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors
 from specwire.lm.heads.head import HeadStep, SteppedHead
 from specwire.lm.runners.linear import LinearWeights, pack_rounded
@@ -149,31 +146,6 @@ class Medusa(nn.Module):
         """The same of what its residual layers make of that."""
         found: torch.Tensor = self.outputs[0 if self.config.shared else head](x)
         return found if self.config.scale == 1.0 else found * self.config.scale
-
-    def unrolled(self, tokens: torch.Tensor, features: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
-        """Logits of each head, (rows, places, draft vocabulary): place t reads features at t and tokens from t + 1 on.
-
-        tokens: (rows, length). features: (rows, length, hidden). Places are those of which all heads are within.
-        """
-        places = tokens.shape[1] - depth - 1
-        read = features[:, :places]
-        for head in range(depth):
-            read = self.reads(read, tokens[:, head + 1 : head + 1 + places])
-            yield self.logits(head, read)
-
-    def target_ids(self, own: torch.Tensor) -> torch.Tensor:
-        return self.ids[own]
-
-    @torch.no_grad()
-    def begin(self, output: torch.Tensor) -> None:
-        """Heads that say what the target says of a state. output: (draft vocabulary, hidden), of its output layer."""
-        for parameter in self.blocks.parameters():
-            parameter.zero_()
-        for block in self.blocks.modules():
-            if isinstance(block, ResidualLayer) and block.residual is not None:
-                block.residual.weight[:, : self.config.hidden] = torch.eye(self.config.hidden)
-        for layer in self.outputs.parameters():
-            layer.zero_() if layer.ndim == 1 else layer.copy_(output)
 
 
 # Over the slots of a target
@@ -378,17 +350,14 @@ def _ids(stored: Tensors, config: MedusaConfig) -> torch.Tensor:
     return ids
 
 
-def _parts(config: MedusaConfig, stored: Tensors | None = None) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Of each tensor its name here, its name in a file, and its shape there, without the ids of output layers.
-
-    stored: of the file; None for one that is written.
-    """
+def _parts(config: MedusaConfig, stored: Tensors) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Of each tensor its name here, its name in the file, and its shape there, without the ids of output layers."""
     for head in range(config.heads):
         for layer in range(config.layers):
             width = config.hidden if layer else config.width(head)
             if config.kind == HYDRA:
                 linear = f"hydra_mlp.{head}.{layer}.linear"
-            elif stored is None or _original(stored):
+            elif _original(stored):
                 linear = f"{head}.{layer}.linear"
             else:
                 linear = f"blocks.{head}.layers.{layer}"
@@ -402,27 +371,10 @@ def _parts(config: MedusaConfig, stored: Tensors | None = None) -> Iterator[tupl
         if head == 0 or not config.shared:
             if config.kind == HYDRA:
                 output = f"hydra_lm_head.{head}"
-            elif stored is None or f"{head}.{config.layers}.weight" in stored:
+            elif f"{head}.{config.layers}.weight" in stored:
                 output = f"{head}.{config.layers}"
             else:
                 output = "lm_head" if config.shared and "lm_head.weight" in stored else f"lm_heads.{head}"
             yield f"{OUTPUTS}{head}.weight", f"{output}.weight", (config.hidden,)
             if config.output_bias:
                 yield f"{OUTPUTS}{head}.bias", f"{output}.bias", ()
-
-
-def save(head: Medusa, folder: Path, verifier: str) -> None:
-    """Write it as its kind's own code names it, in safetensors, in the dtype that it has. verifier: the target's name.
-
-    Heads are written that say all ids, have an output layer each, and read behind the target's last norm.
-    """
-    state, config = head.state_dict(), head.config
-    stored = {name: state[own].contiguous().cpu() for own, name, _ in _parts(config)}
-    told: dict[str, Any] = {f"{config.kind}_num_heads": config.heads, f"{config.kind}_num_layers": config.layers}
-    if config.kind == HYDRA:
-        told |= {"hydra_head_arch": "mlp", "grounded_heads": config.grounded, "hidden_state_offset": 0}
-    sizes = {"hidden_size": config.hidden, "vocab_size": config.vocabulary, "base_model_name_or_path": verifier}
-    whole = {"model_type": config.kind, **told, **sizes}
-    with replaced_in(folder) as beside:
-        save_file(stored, beside / f"{FILES[config.kind]}.safetensors", metadata={"format": "pt"})
-        (beside / CONFIG).write_text(json.dumps(whole, indent=1) + "\n")

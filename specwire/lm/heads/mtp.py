@@ -16,26 +16,21 @@ done here. Rotation is by the row's position t; that differs from transformers' 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import ModelError
-from specwire.files import replaced_in
-from specwire.lm.heads.eagle3 import KeysValues, RmsNorm, attended, rotated
+from specwire.lm.heads.eagle3 import RmsNorm
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Stored, Tensors, tensor_files
-from specwire.lm.model_files import WEIGHTS
 from specwire.lm.runners.linear import LinearWeights
 
-KIND = "mtp"
 DEFAULT_ROPE = "default"
 # Model types whose norms multiply by 1 + weight.
 ZERO_CENTRED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
@@ -361,105 +356,3 @@ def _columns(mtp: Mtp) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the first layer's fused product: those of the state, and those of the embedding."""
     first, second = mtp.layers[0].fuse.weight.chunk(2, dim=1)
     return (first, second) if mtp.style.state_first else (second, first)
-
-
-# One to be trained
-
-
-class MtpHead(nn.Module):
-    """One layer for a target without any. embed, output: the target's, (vocabulary, hidden), which stay as they are."""
-
-    embed: torch.Tensor
-    output: torch.Tensor
-
-    def __init__(self, config: MtpConfig, embed: torch.Tensor, output: torch.Tensor) -> None:
-        super().__init__()
-        self.config = config
-        hidden, queries, keys = config.hidden, config.heads * config.head_dim, config.key_heads * config.head_dim
-        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", *NORMS, "norm"):
-            self.add_module(name, RmsNorm(hidden, config.eps))
-        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        self.q_proj = nn.Linear(hidden, queries, bias=False)
-        self.k_proj = nn.Linear(hidden, keys, bias=False)
-        self.v_proj = nn.Linear(hidden, keys, bias=False)
-        self.o_proj = nn.Linear(queries, hidden, bias=False)
-        self.gate_proj = nn.Linear(hidden, config.inner, bias=False)
-        self.up_proj = nn.Linear(hidden, config.inner, bias=False)
-        self.down_proj = nn.Linear(config.inner, hidden, bias=False)
-        self.register_buffer("embed", embed, persistent=False)
-        self.register_buffer("output", output, persistent=False)
-
-    def unrolled(self, tokens: torch.Tensor, states: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
-        """Logits of each step, (rows, places, vocabulary): place t reads the state of t and tokens from t + 1 on.
-
-        tokens: (rows, length). states: (rows, length, hidden), behind the target's last norm. Places are those of which
-        all steps are within.
-        """
-        places = tokens.shape[1] - depth - 1
-        states = states[:, :places]
-        before: list[KeysValues] = []
-        for step in range(depth):
-            positions = torch.arange(step, step + places, device=tokens.device)
-            states, own = self._step(states, tokens[:, step + 1 : step + 1 + places], positions, before)
-            before.append(own)
-            yield functional.linear(states, self.output)
-
-    def _step(
-        self, states: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, before: Sequence[KeysValues]
-    ) -> tuple[torch.Tensor, KeysValues]:
-        """As `Eagle3.step`."""
-        config = self.config
-        embedded = self._normed("pre_fc_norm_embedding", functional.embedding(tokens, self.embed).to(states.dtype))
-        x = self.fc(torch.cat([embedded, self._normed("pre_fc_norm_hidden", states)], dim=-1))
-        inside = self._normed("input_layernorm", x)
-        queries, keys, values = (
-            part(inside).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
-            for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        own = KeysValues(rotated(keys, positions, config.theta), values)
-        found = attended(rotated(queries, positions, config.theta), [*before, own])
-        x = x + self.o_proj(found.transpose(1, 2).flatten(-2))
-        inside = self._normed("post_attention_layernorm", x)
-        x = x + self.down_proj(functional.silu(self.gate_proj(inside)) * self.up_proj(inside))
-        return self._normed("norm", x), own
-
-    def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.get_submodule(name)(x)
-        return found
-
-    def target_ids(self, own: torch.Tensor) -> torch.Tensor:
-        return own
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        """Say what the target says of a state: what it says once more."""
-        hidden = self.config.hidden
-        nn.init.normal_(self.fc.weight, 0.0, 0.02)
-        self.fc.weight[:, hidden:] += torch.eye(hidden, device=self.fc.weight.device)
-        for last in (self.o_proj, self.down_proj):
-            last.weight.zero_()
-
-
-def save(head: MtpHead, folder: Path, verifier: str) -> None:
-    """Write it in Qwen3-Next's format, in the dtype that it has. verifier: the target's name."""
-    style, config = STYLES[0], head.config
-    layer = {name.rpartition(".")[2]: f"{style.layer.format(0)}{name}" for name in (*LINEARS, *NORMS)}
-    state = head.state_dict()
-    stored = {f"{layer.get(name, f'mtp.{name}')}.weight": state[f"{name}.weight"] for name, _ in head.named_children()}
-    whole = {
-        "model_type": KIND,
-        "verifier": verifier,
-        "hidden_size": config.hidden,
-        "intermediate_size": config.inner,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.key_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocabulary,
-        "rms_norm_eps": config.eps,
-        "rope_parameters": {"rope_type": DEFAULT_ROPE, "rope_theta": config.theta},
-    }
-    weights = {name: each.contiguous().cpu() for name, each in stored.items()}
-    with replaced_in(folder) as beside:
-        save_file(weights, beside / WEIGHTS, {"format": "pt"})
-        (beside / CONFIG).write_text(json.dumps(whole, indent=1) + "\n")

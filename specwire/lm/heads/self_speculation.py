@@ -6,21 +6,16 @@ No weights are added, and no keys and values: those of the text, which the whole
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 from specwire.core.draft import DraftRow, GoOn, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
-from specwire.files import write_text
 from specwire.lm.guesses import confidences, draw
 from specwire.lm.kv_cache import CachedLM, SkimmingRunner
 
 PREFIX = "self:"
 SKIP, EXIT = "skip", "exit"
-WANTED = f"must be {SKIP}=LAYER,LAYER,..., {EXIT}=LAYER, or a file that choose-layers wrote"
+WANTED = f"must be {SKIP}=LAYER,LAYER,... or {EXIT}=LAYER"
 
 
 class SkimmingModel(CachedLM):
@@ -94,27 +89,7 @@ def _next(request: HeadRequest, drafted: Sequence[int]) -> Feed:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which layers: named in `--heads`, or chosen by `specwire choose-layers` and written to a file.
-
-
-@dataclass(frozen=True, slots=True)
-class LayerChoice:
-    """Layers of a target to skip, and what is expected of that.
-
-    layers: how many the target has. weights_fingerprint: see `ModelInfo`. acceptance: of a draft token, on texts that
-    nothing was chosen by. gain: expected tokens for the time of one by plain decoding, at that depth.
-    """
-
-    target: str
-    weights_fingerprint: str
-    layers: int
-    skip: tuple[int, ...]
-    acceptance: float
-    depth: int
-    gain: float
-
-    def write(self, path: Path) -> None:
-        write_text(path, json.dumps(asdict(self), indent=1) + "\n")
+# Which layers: named in `--heads`.
 
 
 def is_self(spec: str) -> bool:
@@ -122,8 +97,8 @@ def is_self(spec: str) -> bool:
     return spec.startswith(PREFIX)
 
 
-def kept_layers(spec: str, layers: int, info: ModelInfo) -> tuple[int, ...]:
-    """The layers that draft for a target that has so many. ModelError that names the value, or file and key."""
+def kept_layers(spec: str, layers: int) -> tuple[int, ...]:
+    """The layers that draft for a target that has so many. ModelError that names the value."""
     word, equals, value = spec.removeprefix(PREFIX).partition("=")
     if equals and word == EXIT:
         kept = range(_number(spec, value))
@@ -132,7 +107,7 @@ def kept_layers(spec: str, layers: int, info: ModelInfo) -> tuple[int, ...]:
         return tuple(kept)
     if equals and word == SKIP:
         return _without(spec, [_number(spec, part) for part in value.split(",")], layers)
-    return _from_file(spec, layers, info)
+    raise ModelError(f"heads: {spec}: {WANTED}")
 
 
 def _number(spec: str, text: str) -> int:
@@ -141,36 +116,13 @@ def _number(spec: str, text: str) -> int:
     return int(text)
 
 
-def _without(where: str, skip: Sequence[int], layers: int) -> tuple[int, ...]:
+def _without(spec: str, skip: Sequence[int], layers: int) -> tuple[int, ...]:
     """The other layers."""
     for layer in skip:
         if not 0 <= layer < layers:
-            raise ModelError(f"heads: {where}: {SKIP}: layer {layer} is none of the target's 0 to {layers - 1}")
+            raise ModelError(f"heads: {spec}: {SKIP}: layer {layer} is none of the target's 0 to {layers - 1}")
         if skip.count(layer) > 1:
-            raise ModelError(f"heads: {where}: {SKIP}: layer {layer} is named twice")
+            raise ModelError(f"heads: {spec}: {SKIP}: layer {layer} is named twice")
     if not 0 < len(skip) < layers:
-        raise ModelError(f"heads: {where}: {SKIP}: must leave out some of {layers} layers, not {len(skip)}")
+        raise ModelError(f"heads: {spec}: {SKIP}: must leave out some of {layers} layers, not {len(skip)}")
     return tuple(layer for layer in range(layers) if layer not in skip)
-
-
-def _from_file(spec: str, layers: int, info: ModelInfo) -> tuple[int, ...]:
-    named = spec.removeprefix(PREFIX)
-    path = Path(named).expanduser()
-    if not named or not path.is_file():
-        raise ModelError(f"heads: {spec}: {WANTED}")
-    try:
-        whole: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"heads: {path}: cannot be read: {error}") from error
-    if not isinstance(whole, dict):
-        raise ModelError(f"heads: {path}: must hold an object")
-    for key, needed in (("layers", layers), ("weights_fingerprint", info.weights_fingerprint)):
-        if whole.get(key) != needed:
-            raise ModelError(
-                f"heads: {path}: {key} is {whole.get(key)!r:.80}, and {info.name} has {needed!r}: choose its layers "
-                f"anew, with the dtype and quantization that it is served with"
-            )
-    skip = whole.get("skip")
-    if not isinstance(skip, list) or not all(type(layer) is int for layer in skip):
-        raise ModelError(f"heads: {path}: skip: must be a list of layers, not {skip!r:.80}")
-    return _without(str(path), skip, layers)

@@ -1,6 +1,5 @@
 """Models that learn: the only room that changes weights, which nothing that serves imports.
 
-`course` teaches a head beside a target from a user's texts, by the loop and losses of `distillation`; `record` is what
-is kept beside it. `online` goes on teaching a drafter what its target decides. `layer_search` chooses which layers a
-target drafts without.
+`course` teaches a head its target's own answers, by the loop of `distillation`; `record` is what is kept beside it.
+`online` goes on teaching a drafter or a head what its target decides.
 """

@@ -2,8 +2,8 @@
 
 The target computes its hidden states and logits of a window; the head is run over it as many steps deep as it will be
 used, and learns the target's distribution over the ids that it can say. What follows is the window's own text: a later
-step is only of use where the guesses before were right. What a step reads is the head's own: its output of the step
-before (training-time test: EAGLE-3, section 3.2), or the state that all steps read (Medusa, Hydra).
+step is only of use where the guesses before were right. What a step reads is the head's own output of the step before
+(training-time test: EAGLE-3, section 3.2).
 """
 
 from __future__ import annotations
@@ -21,13 +21,8 @@ from torch import nn
 from specwire.core.model import ModelError
 from specwire.files import replaced
 from specwire.lm.heads.eagle3 import Eagle3
-from specwire.lm.heads.medusa import OUTPUTS, Medusa
-from specwire.lm.heads.mtp import MtpHead
 from specwire.lm.model_config import first_line
 from specwire.progress import LAST_LINE, ProgressBar
-
-# Kinds that can be taught.
-Taught = Eagle3 | Medusa | MtpHead
 
 # What a step learns of.
 Lessons = TypeVar("Lessons")
@@ -78,7 +73,7 @@ class Optimiser:
         self.schedule = schedule
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         outputs = [p for name, p in named if name.startswith("lm_head")]
-        rest = {name for name, p in named if p.ndim != 2 or "embed" in name or name.startswith(OUTPUTS)}
+        rest = {name for name, p in named if p.ndim != 2 or "embed" in name}
         others = [p for name, p in named if name in rest]
         matrices = [p for name, p in named if name not in rest and not name.startswith("lm_head")]
         self.parameters = matrices + others + outputs
@@ -108,24 +103,18 @@ class Optimiser:
 class Lesson:
     """What a target says of windows. taps: (rows, length, taps x hidden). logits: (rows, length, vocabulary), float32.
 
-    The last tap is behind the target's last norm. scored: (rows, length), which tokens count where they are
-    predicted; None for all.
+    scored: (rows, length), which tokens count where they are predicted.
     """
 
     tokens: torch.Tensor
     taps: torch.Tensor
     logits: torch.Tensor
-    scored: torch.Tensor | None = None
+    scored: torch.Tensor
 
 
 @torch.no_grad()
 def lesson(
-    target: Any,
-    tokens: torch.Tensor,
-    taps: tuple[int, ...],
-    scored: torch.Tensor | None = None,
-    *,
-    in_bfloat16: bool = True,
+    target: Any, tokens: torch.Tensor, taps: tuple[int, ...], scored: torch.Tensor, *, in_bfloat16: bool
 ) -> Lesson:
     """target: a causal model of transformers. tokens: (rows, length). scored: see `Lesson`.
 
@@ -137,7 +126,7 @@ def lesson(
     return Lesson(tokens, features.float(), found.logits.float(), scored)
 
 
-def unrolled(head: Taught, given: Lesson, depth: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def unrolled(head: Eagle3, given: Lesson, depth: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Of each step its logits, (rows, places, draft vocabulary), and the target's there, over the same ids.
 
     Places are those of which all steps are within the window.
@@ -147,7 +136,7 @@ def unrolled(head: Taught, given: Lesson, depth: int) -> Iterator[tuple[torch.Te
         yield own, given.logits[:, step + 1 : step + 1 + own.shape[1], ids]
 
 
-def loss_of(head: Taught, given: Lesson, depth: int, decay: float) -> torch.Tensor:
+def loss_of(head: Eagle3, given: Lesson, depth: int, decay: float) -> torch.Tensor:
     """Cross-entropy to the target's distribution and half of that to its best id, in nats, over steps."""
     total = torch.zeros((), device=given.logits.device)
     for step, (own, target) in enumerate(unrolled(head, given, depth)):
@@ -166,53 +155,7 @@ def at_predicted(of: torch.Tensor, step: int, places: int) -> torch.Tensor:
 
 def _scored(given: Lesson, step: int, rows: torch.Tensor) -> torch.Tensor:
     """Of a step's (rows, places, ...) those that predict a scored token, one behind the other."""
-    return rows.flatten(0, 1) if given.scored is None else rows[at_predicted(given.scored, step, rows.shape[1])]
-
-
-@torch.no_grad()
-def acceptance(head: Taught, lessons: Iterator[Lesson], depth: int) -> list[float]:
-    """How often a step's best id is the target's where all steps before were right, greedily."""
-    right, tested = [0] * depth, [0] * depth
-    for given in lessons:
-        alive: torch.Tensor | None = None
-        for step, (own, _) in enumerate(unrolled(head, given, depth)):
-            best = head.target_ids(own.argmax(-1))
-            same = best == given.logits[:, step + 1 : step + 1 + best.shape[1]].argmax(-1)
-            alive = torch.ones_like(same) if alive is None else alive
-            tested[step] += int(alive.sum())
-            alive = alive & same
-            right[step] += int(alive.sum())
-    return [one / max(1, of) for one, of in zip(right, tested, strict=True)]
-
-
-def train(
-    head: Taught,
-    target: Any,
-    windows: Iterator[torch.Tensor],
-    held_out: torch.Tensor,
-    schedule: Schedule,
-    work: Path,
-    *,
-    depth: int = 3,
-    decay: float = 0.8,
-    course: Mapping[str, str | int | float] = MappingProxyType({}),
-    here: Mapping[str, Any] = MappingProxyType({}),
-    tell: Callable[[str], None] = LAST_LINE.say,
-) -> Trained:
-    """Train on windows of text, of which the target computes a lesson each; see `repeat`.
-
-    windows: (rows, length) ids, the same ones in the same order every time. held_out: (rows, length).
-    """
-
-    def learn(tokens: torch.Tensor) -> Learnt:
-        with torch.autocast(tokens.device.type, torch.bfloat16):
-            return Learnt(loss_of(head, lesson(target, tokens, head.config.taps), depth, decay), tokens.numel())
-
-    def measure() -> list[float]:
-        lessons = (lesson(target, part, head.config.taps) for part in held_out.split(8))
-        return acceptance(head, lessons, depth)
-
-    return repeat(head, windows, learn, measure, schedule, work, course=course, here=here, tell=tell)
+    return rows[at_predicted(given.scored, step, rows.shape[1])]
 
 
 class Learnt(NamedTuple):

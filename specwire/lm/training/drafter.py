@@ -22,7 +22,6 @@ from specwire.core.model import ModelError
 from specwire.files import replaced_in, write_text
 from specwire.lm.model_files import TOKENIZER, WEIGHTS
 from specwire.lm.pretrained import CPU, outline, pretrained
-from specwire.lm.rounding import packed
 from specwire.lm.runners.draft_vocabulary import DraftVocabulary
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.training.chains import distilled
@@ -41,8 +40,7 @@ DEPTH = 5
 class DrafterCourse:
     """What is to be learnt of which target, and how; see `specwire train-drafter`, and `Course`.
 
-    layers: of the target, in this order. draft_vocabulary: ids that it says. rows x window: tokens of a step. bits: of
-    the weights that are written, 8 or 16.
+    layers: of the target, in this order. draft_vocabulary: ids that it says. rows x window: tokens of a step.
     """
 
     target: str
@@ -56,7 +54,6 @@ class DrafterCourse:
     rows: int = 8
     window: int = 512
     rate: float = 3e-3
-    bits: int = 16
     threads: int | None = None
 
     def options(self) -> dict[str, str | int | float]:
@@ -148,13 +145,12 @@ def teach_drafter(course: DrafterCourse, tell: Callable[[str], None]) -> Reached
         schedule_of(course.rate, course.steps),
         course.out,
         course=told,
-        here=this_run(CPU.type),
+        here=this_run(),
         tell=tell,
     )
     reached = held_out(drafter, kept)
-    write(drafter, spec, course.out, course.bits)
+    write(drafter, spec, course.out)
     asked = {"target": course.target, "steps": course.steps, "apart": [path.name for path in course.apart]}
-    asked |= {"bits": course.bits}
     of_answers = {"answer-tokens": kept.answers, "target-digest": kept.about["target"]}
     write_record(course.out, SEED, told | asked | of_answers, trained, {"expected_at_temperature_1": reached.drawn})
     return reached
@@ -251,19 +247,16 @@ def _shares(accepted: torch.Tensor, tested: torch.Tensor) -> Iterator[float]:
     return (round(float(one / of), 4) if of else 0.0 for one, of in zip(accepted, tested, strict=True))
 
 
-def write(drafter: LearningDrafter, target: str, folder: Path, bits: int) -> None:
-    """As any model is, in bfloat16, or its matrices in 8 bits, with the target's tokenizer; nothing else is touched."""
+def write(drafter: LearningDrafter, target: str, folder: Path) -> None:
+    """As any model is, in bfloat16, with the target's tokenizer; nothing else is touched."""
     model: Any = drafter.model[0]
-    weights = {
-        name: tensor.detach().to(torch.float32 if bits == 8 else torch.bfloat16)
-        for name, tensor in model.state_dict().items()
-    }
+    weights = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("lm_head")}
     model.config.architectures, model.config.dtype = [type(model).__name__], torch.bfloat16
     text = outline(target).text
     with replaced_in(folder) as beside:
-        save_file(packed(weights) if bits == 8 else weights, beside / WEIGHTS, {"format": "pt"})
+        save_file(weights, beside / WEIGHTS, {"format": "pt"})
         model.config.save_pretrained(beside)
         drafter.says.write(beside)
         if text.tokenizer_json:

@@ -18,12 +18,10 @@ RECORD = "training.json"
 PACKAGES = ("specwire", "torch", "transformers", "safetensors", "tokenizers", "numpy")
 
 
-def this_run(device: str) -> dict[str, Any]:
-    """What a training runs on here and now; `device` as PyTorch names it."""
-    kind = torch.device(device)
+def this_run() -> dict[str, Any]:
+    """What a training runs on here and now."""
     return {
         "cpu": cpu_model(),
-        "device": torch.cuda.get_device_name(kind) if kind.type == "cuda" else device,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "packages": versions(PACKAGES),

@@ -2,8 +2,8 @@
 
 A drafter's labels are the decided tokens (Liu et al. 2023, arXiv 2310.07177): where a text was sampled they are draws
 from the target's distribution, so that their cross-entropy teaches that distribution. A head reads the target's
-features, which are in no log: the target computes them anew, and its distribution with them, which the head learns as
-under `specwire train-heads` (`specwire.lm.training.distillation`).
+features, which are in no log: the target computes them anew, and its distribution with them, which the head learns
+(`specwire.lm.training.distillation`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads.mtp import MtpConfig, MtpHead, save
 from specwire.lm.heads.mtp_runner import MtpRunner
 from specwire.lm.heads.openvino_layer import MtpOpenvino
 from specwire.lm.heads.slots import HeadedModel, waiting_bytes
@@ -420,42 +419,6 @@ def test_ids_that_are_no_tokens_are_not_said(runtime: str, tmp_path: Path) -> No
     assert drafted[0] == int(said[:31].argmax())
     assert len(drafted) == 5
     assert all(token < 31 for token in drafted)
-
-
-@RUNTIMES
-@torch.no_grad()
-def test_one_that_was_trained_is_read_as_it_was_written(runtime: str, tmp_path: Path) -> None:
-    target = models.build(models.config("llama"))
-    c: Any = target.config
-    shape = MtpConfig(32, 40, 4, 2, 8, models.VOCABULARY, 2, c.rms_norm_eps, 10_000.0, 8, "default", False)
-    parts = (
-        target.get_input_embeddings().get_parameter("weight"),
-        target.get_output_embeddings().get_parameter("weight"),
-    )
-    head = MtpHead(shape, *parts)
-    for parameter in head.parameters():
-        nn.init.normal_(parameter, 0.3, 0.3)
-    save(head, tmp_path / "head", "a target")
-    where, text = models.save(target, tmp_path / "target"), [3, 17, 8, 29, 11, 5, 23]
-    lm = headed(where, str(tmp_path / "head"), runtime)
-    lm.forward([Feed(0, 0, text[:-1], 1)])
-    c.intermediate_size = 40
-    layer = MtpLayer(c, LlamaDecoderLayer, LlamaRMSNorm, 0)
-    layer.load_state_dict(renamed(load_file(tmp_path / "head" / "model.safetensors")))
-    run = by_transformers(target, gated=False)
-    assert lm.draft([HeadRequest(0, text, GREEDY, 4)]) == [expected(QWEN, target, [layer], text, 4, run)]
-    # What is learnt is what is served: the first step at the text's last place, and a second behind its guess.
-    states, tokens = state_of(QWEN, target, text[:-1]), torch.tensor([text])
-    steps = list(head.unrolled(tokens, states[None], 1))
-    plain = run(layer, parts[0][text[1:-1]], states[:-1]) @ parts[1].T
-    assert torch.allclose(steps[0][0], plain, atol=1e-4)
-
-
-def renamed(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Under the names of transformers' module."""
-    other = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "post_norm"}
-    whole = {f"mtp.{name}.weight": f"{own}.weight" for name, own in other.items()}
-    return {whole.get(name, name.replace("mtp.layers.0", "mtp_block")): tensor for name, tensor in tensors.items()}
 
 
 @RUNTIMES

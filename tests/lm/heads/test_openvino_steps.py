@@ -8,14 +8,12 @@ from random import Random
 
 import pytest
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm import load_model
-from specwire.lm.heads import eagle3, mtp, openvino_steps
+from specwire.lm.heads import eagle3, openvino_steps
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.head import SteppedHead
 from specwire.lm.heads.mtp_runner import MtpRunner
@@ -24,11 +22,11 @@ from specwire.lm.heads.openvino_steps import SUMS, SURE, OpenvinoHead
 from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of
+from tests.lm.heads.test_mtp import QWEN, built
 
 HEAD = replace(
     CONFIG, hidden=32, heads=2, key_heads=1, head_dim=16, vocabulary=models.VOCABULARY, taps=(0, 1, 2), norm_output=True
 )
-MTP = mtp.MtpConfig(32, 40, 4, 2, 8, models.VOCABULARY, 2, 1e-6, 10_000.0, 8, "default", False)
 KINDS = {"eagle3": (Eagle3Openvino, Eagle3Runner), "mtp": (MtpOpenvino, MtpRunner)}
 SLOTS = 4
 RULES = {
@@ -46,22 +44,13 @@ RULES["any"] = [sampling for some in list(RULES.values()) for sampling in some]
 @pytest.fixture(scope="module", params=KINDS)
 def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Of a target, and of a head of each kind."""
-    folder, model = tmp_path_factory.mktemp(request.param), models.build(models.config("llama"), 6)
-    target = models.save(model, folder / "target")
-    if request.param == "eagle3":
-        eagle3.save(head_of(HEAD, 6), folder / "head", target, with_embedding=True)
-    else:
-        mtp.save(mtp_head(model), folder / "head", target)
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "mtp":
+        _, _, both = built(replace(QWEN, kind="llama"), folder)
+        return both, both
+    target = models.save(models.build(models.config("llama"), 6), folder / "target")
+    eagle3.save(head_of(HEAD, 6), folder / "head", target, with_embedding=True)
     return target, str(folder / "head")
-
-
-def mtp_head(target: PreTrainedModel) -> mtp.MtpHead:
-    torch.manual_seed(6)
-    parts = (target.get_input_embeddings(), target.get_output_embeddings())
-    head = mtp.MtpHead(MTP, *(part.get_parameter("weight").detach() for part in parts))
-    for parameter in head.parameters():
-        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
-    return head
 
 
 def headed(where: tuple[str, str], runtime: str) -> HeadedModel:

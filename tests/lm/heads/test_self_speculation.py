@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError, TreeFeed
 from specwire.lm import LanguageModel, load_model
-from specwire.lm.heads.self_speculation import LayerChoice, SkimmingModel
+from specwire.lm.heads.self_speculation import SkimmingModel
 from specwire.lm.heads.slots import DraftingModel
 from tests.lm import models
 
@@ -278,7 +277,7 @@ def test_what_is_not_finite_is_a_failure_and_leaves_nothing_behind(tmp_path: Pat
         ("self:exit=0", r"self:exit=0: exit must be from 1 to 4 of 5 layers, not 0"),
         ("self:exit=5", r"exit must be from 1 to 4 of 5 layers, not 5"),
         ("self:exit=a", r"'a' is no layer's number"),
-        ("self:leave=2", r"self:leave=2: must be skip=LAYER,LAYER,..., exit=LAYER, or a file"),
+        ("self:leave=2", r"self:leave=2: must be skip=LAYER,LAYER,... or exit=LAYER"),
         ("self:/nowhere.json", r"self:/nowhere.json: must be skip="),
         ("self:", r"self:: must be skip="),
     ],
@@ -287,46 +286,6 @@ def test_layers_that_cannot_be_left_out_are_refused_by_name(spec: str, message: 
     _, where = built(tmp_path)
     with pytest.raises(ModelError, match=message):
         skimming(where, spec)
-
-
-def test_a_choice_is_read_from_its_file(tmp_path: Path) -> None:
-    _, where = built(tmp_path)
-    fingerprint = load_model(where, slots=1).info.weights_fingerprint
-    choice, file = LayerChoice("target", fingerprint, LAYERS, (1, 2), 0.5, 2, 1.2), tmp_path / "layers.json"
-    choice.write(file)
-    assert skimming(where, f"self:{file}").kept == (0, 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"layers": 4}, r"layers.json: layers is 4, and target has 5"),
-        ({"weights_fingerprint": "ab"}, r"layers.json: weights_fingerprint is 'ab', and target has '.*dtype"),
-        ({"weights_fingerprint": None}, r"layers.json: weights_fingerprint is None"),
-        ({"skip": None}, r"layers.json: skip: must be a list of layers, not None"),
-        ({"skip": [1, "2"]}, r"layers.json: skip: must be a list"),
-        ({"skip": [True]}, r"layers.json: skip: must be a list"),
-        ({"skip": []}, r"layers.json: skip: must leave out some of 5 layers, not 0"),
-        ({"skip": [7]}, r"layers.json: skip: layer 7 is none"),
-    ],
-)
-def test_a_choice_for_another_target_or_a_broken_one_is_refused_by_file_and_key(
-    changed: dict[str, object], message: str, tmp_path: Path
-) -> None:
-    _, where = built(tmp_path)
-    fingerprint = load_model(where, slots=1).info.weights_fingerprint
-    whole = {"layers": LAYERS, "weights_fingerprint": fingerprint, "skip": [1], **changed}
-    (tmp_path / "layers.json").write_text(json.dumps(whole))
-    with pytest.raises(ModelError, match=message):
-        skimming(where, f"self:{tmp_path / 'layers.json'}")
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{", b"[" * 100_000])
-def test_a_file_that_holds_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
-    _, where = built(tmp_path)
-    (tmp_path / "layers.json").write_bytes(content)
-    with pytest.raises(ModelError, match=r"heads: .*layers.json: (cannot be read|must hold an object)"):
-        skimming(where, f"self:{tmp_path / 'layers.json'}")
 
 
 def test_where_it_is_not_served_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

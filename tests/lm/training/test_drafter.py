@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from deploy.cli.main import main
 from specwire.core.draft import DraftRow
@@ -17,9 +16,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
 from specwire.lm.guesses import guesses
-from specwire.lm.model_files import WEIGHTS
 from specwire.lm.pretrained import pretrained
-from specwire.lm.rounding import is_packed, packed
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary
 from specwire.lm.training import distillation, kept_texts, own_answers
 from specwire.lm.training.drafter import DEPTH, DrafterCourse, begun, held_out
@@ -117,34 +114,6 @@ def test_it_is_served_in_the_target_s_ids(runtime: str, trained: Path, target: s
     assert torch.allclose(lm.forward([Feed(0, 4, text[4:], 3)]), got, atol=1e-4)
     lm.copy(0, 1, 6)
     assert torch.allclose(lm.forward([Feed(1, 6, text[6:], 3)]), got, atol=1e-4)
-
-
-def test_in_8_bits_it_is_half_as_large_and_says_almost_the_same(
-    target: str, answers: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each row of a matrix has its scale; a runtime that computes in 8 bits keeps them."""
-    whole = load_file(trained / WEIGHTS)
-    for name in ("config.json", VOCABULARY, "tokenizer.json"):
-        (tmp_path / name).write_bytes((trained / name).read_bytes())
-    assert main(command(target, answers, tmp_path / "own", "--steps", "1", "--bits", "8")) == 0
-    assert is_packed(load_file(tmp_path / "own" / WEIGHTS).keys())
-    save_file(packed(whole), tmp_path / WEIGHTS, {"format": "pt"})
-    matrices = [name for name, tensor in whole.items() if tensor.ndim == 2]
-    stored = load_file(tmp_path / WEIGHTS)
-    assert {stored[name].dtype for name in matrices} == {torch.int8}
-    text = [1, 2, 3, 4, 5, 6]
-    exact = load_model(str(trained), slots=1, dtype="float32", runtime="torch").forward([Feed(0, 0, text, 6)])
-    lm = load_model(str(tmp_path), slots=1, dtype="float32", runtime="torch")
-    assert lm.info.quantization == "none"
-    said, close = exact.isfinite(), 0.05 * float(exact[exact.isfinite()].abs().max())
-    assert torch.allclose(lm.forward([Feed(0, 0, text, 6)])[said], exact[said], atol=close)
-    monkeypatch.setattr("specwire.lm.load.rows_are_free", lambda: False)
-    kept = load_model(str(tmp_path), slots=1, dtype="auto", runtime="auto")
-    assert kept.info.runtime == "openvino"
-    assert kept.info.quantization in ("int8", "int8-dynamic")
-    save_file({name: tensor for name, tensor in packed(whole).items() if "up_proj" not in name}, tmp_path / WEIGHTS)
-    with pytest.raises(ModelError, match=r"its files lack or have model\.layers\.0\.mlp\.up_proj\.weight"):
-        load_model(str(tmp_path), slots=1)
 
 
 class Place:
