@@ -24,8 +24,8 @@ import demo_pair
 from deploy.cli.clients.generate import tokens_per_second
 from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
+from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions, included_head, stack_options
-from deploy.stack.stack import start_shown
 from specwire import named_models
 from specwire.client import AsyncClient, Chat, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion
@@ -134,7 +134,7 @@ async def _demo(
     options: StackOptions, prompts: Sequence[DemoPrompt], max_tokens: int, as_json: bool, folder: Path
 ) -> int:
     LAST_LINE.quiet = as_json
-    running = await start_shown(options, folder)
+    running = await stack.start(options, folder)
     try:
         async with AsyncClient(running.address) as client:
             return await Demo(client, options, max_tokens, as_json).run(prompts)
