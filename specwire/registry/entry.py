@@ -74,15 +74,12 @@ class Load:
 
     What has a default was added later: a service that is older does not say it.
     queue_s: of a verifier, the longest that a session waits for a place, or has waited in the last few seconds.
-    misses: of a drafter, the share of the latest decided positions within its run-ahead for which it had proposed
-        nothing yet.
     """
 
     running: Count
     waiting: Count
     free: Count
     queue_s: Annotated[float, Meta(ge=0.0, le=MOST_COUNT)] = 0.0
-    misses: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 NO_LOAD = Load(0, 0, 0)
