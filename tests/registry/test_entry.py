@@ -53,7 +53,7 @@ LOAD = {"running": 1, "waiting": 0, "free": 3}
 
 
 def test_a_service_that_is_older_tells_less_of_its_load() -> None:
-    assert decode(ID, changed(load=LOAD)).load == Load(1, 0, 3, 0.0, 0.0)
+    assert decode(ID, changed(load=LOAD)).load == Load(1, 0, 3, 0.0)
 
 
 def test_a_service_that_is_older_tells_no_identity() -> None:
