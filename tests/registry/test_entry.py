@@ -52,20 +52,6 @@ def changed(**values: Any) -> bytes:
 LOAD = {"running": 1, "waiting": 0, "free": 3}
 
 
-def test_a_service_that_is_older_tells_less_of_its_load() -> None:
-    assert decode(ID, changed(load=LOAD)).load == Load(1, 0, 3, 0.0)
-
-
-def test_a_service_that_is_older_tells_no_identity() -> None:
-    (model,) = WHOLE.models
-    told = decode(ID, changed(models=[{"name": "llama", "weights": model.weights, "vocabulary": model.vocabulary}]))
-    assert told.models == (replace(model, identity=""),)
-    assert told.models[0].equals(model)
-    assert model.equals(model)
-    assert not model.equals(replace(model, identity="01" * 32))
-    assert not model.equals(replace(model, weights="01" * 32))
-
-
 def test_what_is_not_known_is_left_out() -> None:
     assert decode(ID, changed(colour="blue")) == WHOLE
 
