@@ -58,8 +58,6 @@ COMMANDS = (
     Command("usage", "add up what a verifier's sessions used", "deploy.cli.diagnosis.usage"),
     Command("top", "watch an orchestrator's services and sessions", "deploy.cli.diagnosis.top"),
     Command("doctor", "check this machine, a pair of models, a log, an address", "deploy.cli.diagnosis.doctor"),
-    Command("bench", "measure, in a checkout of the repository", "deploy.cli.diagnosis.bench"),
     Command("completion", "print what has a shell complete these commands", "deploy.cli.completion"),
-    Command("config", "show what options are in effect, and where each came from", "deploy.cli.config"),
 )
 CONFIGURABLE = {command.name: command for command in COMMANDS if command.configurable}

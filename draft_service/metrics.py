@@ -32,5 +32,4 @@ def families(sessions: Sessions, model: SlotModel) -> Families:
 def load_of(sessions: Sessions, model: SlotModel) -> Load:
     """The load that the registry is told."""
     running = len(sessions)
-    misses = round(sessions.tally.misses, 3) if running else 0.0
-    return Load(running, 0, max(0, model.slots - running), misses=misses)
+    return Load(running, 0, max(0, model.slots - running))

@@ -363,7 +363,8 @@ class Sessions:
             self._drop(key, Code.INVALID_ARGUMENT, str(error))
             return
         due, late = drafting.session.lateness(command.position + len(command.tokens))
-        self.tally.advance(due, late)
+        self.tally.due += due
+        self.tally.late += late
         try:
             kept = drafting.session.advance(command.position, command.tokens, command.pace, command.epoch)
         except Desynchronised as error:

@@ -465,12 +465,12 @@ class Pool:
 
     def decides_for(self, record: SessionRecord) -> bool:
         """Whether a verifier is there that may go on with the session."""
-        identity = identity_of(self.models.completed(record))
+        identity = identity_of(record)
         return any(each.up and each.serves(identity, record.end) for each in self.verifiers)
 
     def missing_for(self, record: SessionRecord) -> str:
         """For people: why no verifier takes the session; "" where one might."""
-        identity, named = identity_of(self.models.completed(record)), f"model {record.model or 'of the session'!r}"
+        identity, named = identity_of(record), f"model {record.model or 'of the session'!r}"
         infos = [each.info for each in self.verifiers if each.up and each.serves(identity) and each.info is not None]
         most = max((info.context for info in infos), default=0)
         if infos:

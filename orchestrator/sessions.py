@@ -504,8 +504,8 @@ class Orchestrator:
         return driver.view.output.end is not None and not driver.view.abandoned
 
     def _driver(self, record: SessionRecord, fence: int, span: Span = NO_SPAN) -> SessionDriver:
-        completed, scanner = self.pool.models.completed(record), self._scanner_of(record)
-        driver = SessionDriver(replace(completed, references=()), fence, scanner, self._host, span)
+        scanner = self._scanner_of(record)
+        driver = SessionDriver(replace(record, references=()), fence, scanner, self._host, span)
         driver.verifying.references = record.references
         self.sessions[record.session_id] = driver
         return driver

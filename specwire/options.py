@@ -422,11 +422,6 @@ TABLE: dict[str, tuple[Option, ...]] = {
     "traces and logs (docs/OPERATIONS.md)": (
         Option("traces", SERVING, "URL", default=lambda: inherited().traces,
                help="OpenTelemetry collector, OTLP over HTTP (default: none)"),
-        Option("traces-ca", SERVING, "FILE", default=lambda: inherited().traces_ca,
-               help="trust the collector by the authorities in FILE, PEM (default: the system's)"),
-        Option("traces-cert", SERVING, "FILE", default=lambda: inherited().traces_cert,
-               help="show the collector this certificate, PEM (default: none)"),
-        Option("traces-key", SERVING, "FILE", default=lambda: inherited().traces_key, help="its private key, PEM"),
         Option("log-format", SERVING, default=lambda: inherited().log_format, choices=logs.FORMATS,
                help="of lines on stderr"),
         Option("log-level", SERVING, default=lambda: inherited().log_level, choices=logs.LEVELS,

@@ -86,7 +86,7 @@ class ProgressBar:
 
     Args:
         what: is done, in a word or two.
-        total: of `unit`; 0 where nobody knows, which shows the time alone.
+        total: 0 where nobody knows, which shows the time alone.
         done: so much was done before, at no cost of time now.
     """
 
@@ -94,7 +94,6 @@ class ProgressBar:
         self,
         what: str,
         total: int = 0,
-        unit: str = "",
         *,
         done: int = 0,
         line: LastLine = LAST_LINE,
@@ -102,7 +101,6 @@ class ProgressBar:
     ) -> None:
         self.what = what
         self.total = total
-        self._unit = unit
         self._line = line
         self._clock = clock
         self._began = clock()
@@ -132,10 +130,6 @@ class ProgressBar:
         self._note = self._note if note is None else note
         self._draw()
 
-    def tick(self) -> None:
-        """Nothing new, but time has passed."""
-        self._draw()
-
     def _draw(self) -> None:
         now = self._clock()
         if self._on and (self._drawn is None or now - self._drawn >= REDRAW_S):
@@ -150,7 +144,7 @@ class ProgressBar:
         share = min(1.0, self._done / self.total)
         made, missing = self._done - self._first, self.total - self._done
         left = f", {_clocked(elapsed * missing / made)} left" if made > 0 and missing > 0 else ""
-        counts = f"{amount(self._done, self._unit)}/{amount(self.total, self._unit)}"
+        counts = f"{self._done}/{self.total}"
         said = f"] {counts}  {_clocked(elapsed)}{left}{note}"
         room = width - len(f"{self.what} [{said}") if width else CELLS
         cells = min(CELLS, max(FEWEST_CELLS, room))
@@ -162,10 +156,3 @@ def _clocked(seconds: float) -> str:
     whole = int(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
-def amount(count: int, unit: str) -> str:
-    """Bytes as people read them, everything else as it is."""
-    if unit != "B":
-        return str(count)
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

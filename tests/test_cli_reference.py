@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -11,9 +12,8 @@ import pytest
 import yaml
 
 from deploy.cli import main as cli
-from deploy.cli.config import settings_of
-from deploy.commands import COMMANDS
-from deploy.settings import DEFAULT
+from deploy.commands import COMMANDS, CONFIGURABLE
+from deploy.settings import DEFAULT, add_command
 from scripts import cli_reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +80,11 @@ def test_the_file_of_options_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = tmp_path / "specwire.yaml"
     file.write_text(PAGE.partition("```yaml\n")[2].partition("```")[0])
     for command, options in yaml.safe_load(file.read_text()).items():
-        found = {each.name: each for each in settings_of(command, ["--config", str(file)]) if each.origin != DEFAULT}
+        parser = argparse.ArgumentParser()
+        served = add_command(CONFIGURABLE[command], parser)
+        assert served is not None
+        settings = served.complete(parser.parse_args(["--config", str(file)]))
+        found = {each.name: each for each in settings if each.origin != DEFAULT}
         assert found.keys() - {"config"} == options.keys()
         for name, value in options.items():
             assert found[name].value == value, name

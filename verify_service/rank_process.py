@@ -79,7 +79,7 @@ def main() -> None:
     ranks = RankFollower()
     replace(inherited(), traces="").start(f"verifier-rank-{ranks.rank}")
     try:
-        lm = load_model(**ranks.load, ranks=ranks)
+        lm = load_model(**{**ranks.load, "ranks": ranks})
         if isinstance(lm, CachedLM):
             _follow(lm, ranks)
     except BaseException as error:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 
 import shtab
 
-from deploy.cli.config import add_show
-from deploy.commands import COMMANDS, CONFIGURABLE, Command
+from deploy.commands import COMMANDS
 from deploy.settings import actions_of, add_command
 
 SHELLS = ("bash", "fish", "zsh")  # those of shtab's shells that were tried
@@ -22,20 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     parser = argparse.ArgumentParser(prog="specwire")
-    _add_commands(parser, COMMANDS)
+    inner = parser.add_subparsers()
+    for command in COMMANDS:
+        add_command(command, inner.add_parser(command.name, help=command.help))
     _offer_files(parser)
     print(shtab.complete(parser, args.shell))
     return 0
-
-
-def _add_commands(parser: argparse.ArgumentParser, commands: Iterable[Command]) -> None:
-    inner = parser.add_subparsers()
-    for command in commands:
-        one = inner.add_parser(command.name, help=command.help)
-        if command.name == "config":  # `config show COMMAND` takes what COMMAND does
-            _add_commands(add_show(one), CONFIGURABLE.values())
-        else:
-            add_command(command, one)
 
 
 def _offer_files(parser: argparse.ArgumentParser) -> None:

@@ -211,8 +211,7 @@ def scaling(looks: Iterable[Mapping[str, Any]]) -> list[str]:
 def _line(pool: str, reading: Mapping[str, Any], wanted: int) -> str:
     slots = f"slots taken {reading['running']} of {reading['slots']}"
     waiting = f"waiting {reading['waiting']}, longest {reading['queue_s']:.1f} s"
-    late = f"late drafts {reading['misses']:.0%}"
-    return f"{pool}: replicas {reading['replicas']}, wanted {wanted}; {slots}; {waiting}; {late}"
+    return f"{pool}: replicas {reading['replicas']}, wanted {wanted}; {slots}; {waiting}"
 
 
 DEPLOY = ClusterCommand("deploy", _deploy)

@@ -401,7 +401,7 @@ def are_known(addresses: Iterable[str], entries: Iterable[ServiceEntry]) -> bool
     serving = [
         entry for entry in found.values() if entry.role is Role.ORCHESTRATOR and entry.state is ServiceState.SERVING
     ]
-    return all(any(each.equals(model) for model in entry.models) for entry in serving for each in versions)
+    return all(each.identity in {model.identity for model in entry.models} for entry in serving for each in versions)
 
 
 def wait_until_known(url: str, addresses: Iterable[str], limit_s: float = KNOWN_LIMIT_S) -> bool:

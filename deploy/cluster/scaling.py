@@ -1,7 +1,7 @@
 """How many replicas a pool should have, as a pure function of its load, with hysteresis. No Ray in here.
 
-It grows at once where for a while sessions wait, replicas are nearly full, or drafters do not keep up. It shrinks, one
-at a time, where for much longer the remaining replicas would be far from that. Between the two nothing changes.
+It grows at once where for a while sessions wait, or replicas are nearly full. It shrinks, one at a time, where for much
+longer the remaining replicas would be far from that. Between the two nothing changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from deploy.cluster.rollout import ReplicaName, ReplicaPlace, new_names
 from deploy.cluster.schema import ClusterConfig, Group, ScalingRule
-from specwire.registry.entry import Load, Role, ServiceEntry, ServiceState
+from specwire.registry.entry import Role, ServiceEntry, ServiceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class PoolLoad:
     """A pool's load: sessions that have a slot, that wait for one, and slots, of all replicas together.
 
     ready: of its `replicas`, those that have told their load; None for all. waiting: also those that no verifier has.
-    queue_s: the longest that a session waits, or has waited of late. misses: as in a rule, over all its sessions.
+    queue_s: the longest that a session waits, or has waited of late.
     """
 
     replicas: int
@@ -28,7 +28,6 @@ class PoolLoad:
     waiting: int
     slots: int
     queue_s: float = 0.0
-    misses: float = 0.0
     ready: int | None = None
 
     @property
@@ -73,18 +72,13 @@ def decide(rule: ScalingRule, memory: ScalingState, reading: PoolLoad, now: floa
 def _is_full(rule: ScalingRule, reading: PoolLoad, count: int) -> bool:
     """Whether `count` replicas are too full."""
     demand = reading.running + reading.waiting
-    return demand > rule.high * _slots(reading, count) or reading.queue_s > rule.queue_s or _late(rule, reading, count)
+    return demand > rule.high * _slots(reading, count) or reading.queue_s > rule.queue_s
 
 
 def _would_do(rule: ScalingRule, reading: PoolLoad, count: int) -> bool:
     """Whether `count` replicas would do, far from full."""
     idle = reading.waiting == 0 and reading.queue_s <= rule.queue_s
-    return idle and reading.running <= rule.low * _slots(reading, count) and not _late(rule, reading, count)
-
-
-def _late(rule: ScalingRule, reading: PoolLoad, count: int) -> bool:
-    """Drafters do not keep up, and more of them would have fewer sessions each."""
-    return reading.misses > rule.misses and reading.running > count
+    return idle and reading.running <= rule.low * _slots(reading, count)
 
 
 def _slots(reading: PoolLoad, count: int) -> float:
@@ -222,14 +216,12 @@ def _reading(
     group: Group, replicas: int, loads: Mapping[ReplicaName, ServiceEntry], entries: Iterable[ServiceEntry]
 ) -> PoolLoad:
     told = [entry.load for entry in loads.values()]
-    running = sum(load.running for load in told)
     return PoolLoad(
         replicas,
-        running,
+        sum(load.running for load in told),
         sum(load.waiting for load in told) + (0 if told or group.words[0] != "verify" else _homeless(entries)),
         sum(entry.slots for entry in loads.values()),
         max((load.queue_s for load in told), default=0.0),
-        _misses(told, running),
         len(told),
     )
 
@@ -237,10 +229,6 @@ def _reading(
 def _homeless(entries: Iterable[ServiceEntry]) -> int:
     """Sessions without a verifier; their models are unknown."""
     return sum(entry.load.waiting for entry in entries if entry.role is Role.ORCHESTRATOR)
-
-
-def _misses(loads: Iterable[Load], running: int) -> float:
-    return sum(load.misses * load.running for load in loads) / max(1, running)
 
 
 def _spare(staying: Places, loads: Mapping[ReplicaName, ServiceEntry]) -> list[ReplicaName]:
@@ -255,7 +243,7 @@ def _spare(staying: Places, loads: Mapping[ReplicaName, ServiceEntry]) -> list[R
 
 def _told(reading: PoolLoad) -> str:
     sessions = f"{reading.running} of {reading.slots} slots, {reading.waiting} waiting"
-    return f"{sessions}, the longest {reading.queue_s:g} s, misses {reading.misses:.2f}"
+    return f"{sessions}, the longest {reading.queue_s:g} s"
 
 
 def every(config: ClusterConfig) -> float:

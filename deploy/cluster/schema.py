@@ -165,7 +165,6 @@ SCALING = {
     "grow_after_s": 86400.0,
     "shrink_after_s": 86400.0,
     "queue_s": 3600.0,
-    "misses": 1.0,
 }
 # Grace of a verifier unless `options` says another. Sessions that no other one can take, because their weights were
 # replaced, end in this time.
@@ -194,7 +193,6 @@ class ScalingRule:
     """least, most: replicas. high, low: shares of the slots; times are seconds.
 
     queue_s: a session may wait as long for a slot before the pool counts as full.
-    misses: so may be the share of positions that drafters are late for.
 
     Invariant: low < high, so that a pool which has just shrunk is not at once to grow.
     """
@@ -206,7 +204,6 @@ class ScalingRule:
     grow_after_s: float = 10.0
     shrink_after_s: float = 300.0
     queue_s: float = 1.0
-    misses: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or self.most < 1:
@@ -217,8 +214,6 @@ class ScalingRule:
             raise ValueError(
                 f"times: must not be negative, not {self.grow_after_s}, {self.shrink_after_s}, {self.queue_s}"
             )
-        if not 0 <= self.misses <= 1:
-            raise ValueError(f"misses: must be from 0 to 1, not {self.misses}")
 
 
 @dataclass(frozen=True, slots=True)

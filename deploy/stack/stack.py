@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
@@ -26,7 +24,6 @@ from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.sessions import Orchestrator
 from orchestrator.store.base import durability_of
 from specwire.core.invalid import InvalidParameter
-from specwire.progress import REDRAW_S, ProgressBar, amount
 from specwire.redis.urls import without_password
 from specwire.rpc.link import ALL_ELSEWHERE
 from specwire.rpc.process import one_line, say
@@ -157,7 +154,12 @@ class Stack:
         raise StackError(f"also: {len(served)} of {wanted} models are served ({', '.join(served)}); names must differ")
 
 
-async def start(options: StackOptions, directory: Path, report: Report) -> Stack:
+def told(line: str) -> None:
+    """A `Report` for the user."""
+    say(f"specwire: {line}")
+
+
+async def start(options: StackOptions, directory: Path, report: Report = told) -> Stack:
     """Start everything and return once it is healthy.
 
     `directory` is private, empty, and has a short path; what runs keeps its files there. `report` gets progress lines.
@@ -240,16 +242,7 @@ async def _await_healthy(address: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How many bytes of models a start has fetched so far.
-#
-# The services that fetch them are processes of their own, some of them Ray's, and their bars end in pipes. But all
-# fetch into one folder, the Hugging Face hub's cache on this machine, whose layout is public: a folder for each model,
-# in it `blobs` with what is there and, as `*.incomplete`, what is coming, and `snapshots` with the files by name.
-
-BYTES = "B"
-INDEX = "model.safetensors.index.json"
-# The unit in which a file says how much room it takes (stat(2)).
-BLOCK = 512
+# What is here of a model: its directory, or its folder in the Hugging Face hub's cache, whose layout is public.
 
 
 def hub_cache() -> Path:
@@ -268,90 +261,3 @@ def file_here(model: str, name: str) -> Path | None:
             folder = kept / "snapshots" / (kept / "refs" / "main").read_text().strip()
         return folder / name if (folder / name).is_file() else None
     return None
-
-
-class FetchProgress:
-    """Counts the bytes fetched of `models` from now on. Directories and scripted models are not fetched."""
-
-    def __init__(self, models: Iterable[str], cache: Path) -> None:
-        self._folders = [cache / f"models--{model.replace('/', '--')}" for model in dict.fromkeys(models)]
-        self._before = {folder: bytes_held(folder) for folder in self._folders}
-
-    def text(self) -> str:
-        """Such as "1.2 MB of 4.00 GB fetched", where it is known how large all are that come; "" for nothing."""
-        coming = [folder for folder in self._folders if bytes_held(folder) > self._before[folder]]
-        if not coming:
-            return ""
-        done, sizes = sum(map(bytes_held, coming)), [bytes_of_weights(folder) for folder in coming]
-        if all(sizes):
-            return f"{amount(done, BYTES)} of {amount(max(done, sum(sizes)), BYTES)} fetched"
-        return f"{amount(done - sum(self._before[folder] for folder in coming), BYTES)} fetched"
-
-
-def bytes_held(folder: Path) -> int:
-    """Bytes that are there; a file that is written in several places at once takes less room than it is long."""
-    total = 0
-    with suppress(OSError):
-        for entry in os.scandir(folder / "blobs"):
-            with suppress(OSError):  # it has its own name by now
-                status = entry.stat()
-                total += min(status.st_size, status.st_blocks * BLOCK)
-    return total
-
-
-def bytes_of_weights(folder: Path) -> int:
-    """Bytes of all weights, as the list of a model in several files says; 0 where nothing says it (yet)."""
-    for index in folder.glob(f"snapshots/*/{INDEX}"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads(index.read_bytes())["metadata"]["total_size"])
-    return 0
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A starting stack's messages: lines, and on a terminal a progress bar.
-
-LINE = re.compile(r"([\w-]+): (loading|ready)\b")
-
-
-class StartProgress:
-    """A `Report`: each line is said, and moves the bar where it tells of a service."""
-
-    def __init__(self, bar: ProgressBar, fetching: FetchProgress) -> None:
-        self._bar = bar
-        self._fetching = fetching
-        self._loading: set[str] = set()
-        self._ready: set[str] = set()
-
-    def __call__(self, line: str) -> None:
-        say(f"specwire: {line}")
-        if (found := LINE.match(line)) is None:
-            return
-        role, state = found.groups()
-        (self._ready if state == "ready" else self._loading).add(role)
-        self.tick()
-
-    def tick(self) -> None:
-        """Update the bar: more may have been fetched."""
-        left = ", ".join(sorted(self._loading - self._ready))
-        fetched = self._fetching.text() if left else ""
-        self._bar.at(len(self._ready), ", ".join(filter(None, (left and f"loading {left}", fetched))))
-
-
-async def start_shown(options: StackOptions, folder: Path) -> Stack:
-    """`start`, with messages for the user. Raises StackError."""
-    services = options.services()
-    fetching = FetchProgress((service.model for service in services.values()), hub_cache())
-    with ProgressBar("starting", len(services)) as bar:
-        starting = StartProgress(bar, fetching)
-        ticking = asyncio.create_task(_tick(starting))
-        try:
-            return await start(options, folder, starting)
-        finally:
-            ticking.cancel()
-
-
-async def _tick(starting: StartProgress) -> None:
-    """Models load for a while in which nothing is said."""
-    while True:
-        await asyncio.sleep(REDRAW_S)
-        starting.tick()

@@ -321,8 +321,7 @@ def _pass_deadline(driver: SessionDriver) -> None:
 
 def _guess(driver: SessionDriver, target: Target) -> ProvisionalGuess:
     record = driver.view.record
-    eos_ids = target.eos_ids if record.eos_ids is None else frozenset(record.eos_ids)
-    ending = Ending.of(record.stopping, len(record.prompt), eos_ids, record.end)
+    ending = Ending.of(record.stopping, len(record.prompt), frozenset(record.eos_ids), record.end)
     return driver.show_provisional(target.info.vocabulary, ending)
 
 

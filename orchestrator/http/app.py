@@ -26,7 +26,6 @@ from orchestrator.http.errors import INVALID, Failure, failure_of, request_name
 from orchestrator.http.info import Info, Metrics
 from orchestrator.http.openai.completions import Completions
 from orchestrator.http.openai.responses import Responses
-from orchestrator.http.openai.usage import SPECULATION
 from orchestrator.http.page import routes as page_routes
 from orchestrator.options import ANY, HttpAccess
 from specwire.rpc.channel import host_of, is_loopback
@@ -48,7 +47,7 @@ def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
     if not access.origins:
         return app
     origins = [each.lower() for each in access.origins]
-    methods, shown = ("GET", "POST", "DELETE"), (REQUEST_ID, "retry-after", *SPECULATION)
+    methods, shown = ("GET", "POST", "DELETE"), (REQUEST_ID, "retry-after")
     return CORSMiddleware(app, origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import zlib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -170,12 +170,9 @@ KEPT_S = 600.0
 
 
 def identity_of(record: SessionRecord) -> Identity:
-    """Identity of the model that the session was begun with. `record`: as of `Models.completed`."""
+    """Identity of the model that the session was begun with."""
     return Identity(
-        record.weights_fingerprint,
-        record.vocabulary_fingerprint,
-        record.tokenizer_fingerprint,
-        record.eos_ids or (),
+        record.weights_fingerprint, record.vocabulary_fingerprint, record.tokenizer_fingerprint, record.eos_ids
     )
 
 
@@ -231,28 +228,13 @@ class Models:
 
     # Sessions that have begun
 
-    def completed(self, record: SessionRecord) -> SessionRecord:
-        """Complete the record of a session that began before identities were kept with a version of its weights.
-
-        Of several versions it takes one with the session's tokenizer, then the one that was seen first.
-        """
-        if record.eos_ids is not None:
-            return record
-        told = (record.weights_fingerprint, record.vocabulary_fingerprint)
-        alike = [each for each in self.all() if told == (each.identity.weights, each.identity.vocabulary)]
-        if not alike:
-            return record
-        target = max(alike, key=lambda each: each.identity.tokenizer == record.tokenizer_fingerprint)
-        whole = target.identity
-        return replace(record, tokenizer_fingerprint=whole.tokenizer, eos_ids=whole.eos_ids, model=target.info.model)
-
     def tokenizer_of(self, record: SessionRecord) -> Tokenizer:
         """The session's tokenizer, also long after its last verifier has left.
 
         Raises:
             StatusError: UNAVAILABLE, no verifier has said what it is; FAILED_PRECONDITION, its model was never here.
         """
-        target = self._versions.get(identity_of(self.completed(record)))
+        target = self._versions.get(identity_of(record))
         if target is not None:
             return target.tokenizer
         if not self._weights:
@@ -269,7 +251,7 @@ class Models:
 
     def name_of(self, record: SessionRecord) -> str:
         """The present name of the session's model; "" if that is unknown."""
-        target = self._versions.get(identity_of(self.completed(record)))
+        target = self._versions.get(identity_of(record))
         return record.model if target is None else target.info.model
 
     # What requests may name

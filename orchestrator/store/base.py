@@ -290,9 +290,7 @@ class SessionRecord:
     request_digest: of that request, where it had an id.
     chat: how the text is read as a chat's answer (`orchestrator.chat.answer.AnswerForm`); empty of any other prompt.
     The fingerprints and eos_ids pin the session to a model (`orchestrator.peers.models.identity_of`):
-    weights_fingerprint
-    covers weights, configuration, dtype and quantisation. eos_ids is None of a session that was begun before they were
-    kept. `model` and `dtype` are names for people.
+    weights_fingerprint covers weights, configuration, dtype and quantisation. `model` and `dtype` are names for people.
     """
 
     session_id: str
@@ -311,7 +309,7 @@ class SessionRecord:
     weights_fingerprint: str = ""
     vocabulary_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
-    eos_ids: tuple[int, ...] | None = None
+    eos_ids: tuple[int, ...] = ()
     model: str = ""
     dtype: str = ""
     created: float = 0.0

@@ -16,14 +16,7 @@ from orchestrator.store.base import DamagedLog, LogTail, SessionRecord, StoredSe
 from orchestrator.store.batcher import Reply
 from orchestrator.store.scripts import LIFETIME_MS
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.core.law.sampling import (
-    LEAST_REPETITION_PENALTY,
-    LEAST_TEMPERATURE,
-    LogprobsOf,
-    Sampling,
-    check_numbers,
-    with_rule,
-)
+from specwire.core.law.sampling import LogprobsOf, Sampling, check_numbers, with_rule
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
@@ -109,7 +102,7 @@ class StoppingFields(Struct):
 
 
 class RecordFields(Struct, kw_only=True):
-    """A record's JSON: by the names of SessionRecord, Sampling and Stopping. Fields with a default were added later."""
+    """A record's JSON: by the names of SessionRecord, Sampling and Stopping."""
 
     version: int = VERSION
     session_id: str
@@ -120,13 +113,13 @@ class RecordFields(Struct, kw_only=True):
     stopping: StoppingFields
     stop: tuple[str, ...]
     drafting: bool
-    ngram: bool | None = None  # by `drafting`
-    heads: bool | None = None  # by both
+    ngram: bool
+    heads: bool
     echo: bool = False
     weights_fingerprint: str
     vocabulary_fingerprint: str
     tokenizer_fingerprint: str = ""
-    eos_ids: tuple[Whole, ...] | None = None
+    eos_ids: tuple[Whole, ...]
     model: str = ""
     dtype: str = ""
     created: Instant
@@ -140,7 +133,7 @@ class RecordFields(Struct, kw_only=True):
 
 
 class RecordHead(Struct):
-    """What records of every version have. private is younger than the others."""
+    """What records of every version have."""
 
     version: int
     tenant: str
@@ -170,13 +163,7 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
     if found.prompt_length > len(tokens):
         raise ValueError(f"prompt_length: {found.prompt_length} where the log holds {len(tokens)} tokens")
     check_priority(found.priority)
-    ngram = found.drafting if found.ngram is None else found.ngram
-    own = {
-        "sampling": _sampling(found.sampling),
-        "stopping": Stopping(**asdict(found.stopping)),
-        "ngram": ngram,
-        "heads": (found.drafting and ngram) if found.heads is None else found.heads,
-    }
+    own = {"sampling": _sampling(found.sampling), "stopping": Stopping(**asdict(found.stopping))}
     shared = {name: getattr(found, name) for name in SHARED}
     return SessionRecord(prompt=tokens[: found.prompt_length], **{**shared, **own})
 
@@ -202,15 +189,8 @@ def whose(data: bytes) -> tuple[str, bool] | None:
 def _sampling(found: SamplingFields) -> Sampling:
     values = asdict(found)
     rule, constraint = values.pop("rule_name"), found.constraint
-    values["temperature"] = _at_least(LEAST_TEMPERATURE, found.temperature)
-    values["repetition_penalty"] = _at_least(LEAST_REPETITION_PENALTY, found.repetition_penalty)
     values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts)
     return with_rule(Sampling(**values), rule)
-
-
-def _at_least(least: float, number: float) -> float:
-    """Any number above 0 was legal once, so a log that holds one is not damaged."""
-    return least if 0.0 < number < least else number
 
 
 def bounded(name: str, value: int, most: int) -> int:

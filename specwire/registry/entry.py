@@ -54,7 +54,7 @@ class InvalidEntry(ValueError):
 class ServedModel:
     """Fingerprints as in GetModelInfoResponse; "" where the service has none to tell.
 
-    identity: of a target (`specwire.rpc.model_info.Identity`); "" of one that is older than this field.
+    identity: of a target (`specwire.rpc.model_info.Identity`), "" of a drafter's model.
     """
 
     name: Annotated[str, Meta(max_length=MOST_CHARACTERS)]
@@ -62,27 +62,18 @@ class ServedModel:
     vocabulary: Fingerprint
     identity: Fingerprint = ""
 
-    def equals(self, other: ServedModel) -> bool:
-        """The same version of a target, as far as both tell."""
-        told = self.identity and other.identity
-        return self.weights == other.weights and (not told or self.identity == other.identity)
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Sessions that have a place, sessions that wait for one, places that are free.
 
-    What has a default was added later: a service that is older does not say it.
     queue_s: of a verifier, the longest that a session waits for a place, or has waited in the last few seconds.
-    misses: of a drafter, the share of the latest decided positions within its run-ahead for which it had proposed
-        nothing yet.
     """
 
     running: Count
     waiting: Count
     free: Count
     queue_s: Annotated[float, Meta(ge=0.0, le=MOST_COUNT)] = 0.0
-    misses: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 NO_LOAD = Load(0, 0, 0)

@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
+from specwire.core.model import ModelInfo
 from specwire.v1 import common_pb2
 
 # Characters of a digest that are shown: enough to tell two apart.
@@ -62,57 +62,8 @@ class Identity:
 NAMES = ("weights", "vocabulary", "tokenizer", "EOS ids")
 
 
-class Described(Protocol):
-    """What is told of a model: `specwire.lm.ModelInfo`, which needs torch where this package does not."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def architecture(self) -> str: ...
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def runtime(self) -> str: ...
-
-    @property
-    def quantization(self) -> str: ...
-
-    @property
-    def deterministic(self) -> bool: ...
-
-    @property
-    def weights_fingerprint(self) -> str: ...
-
-    @property
-    def vocabulary_fingerprint(self) -> str: ...
-
-    @property
-    def tokenizer_json(self) -> bytes: ...
-
-    @property
-    def chat_template(self) -> str: ...
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]: ...
-
-
 def model_info_to_wire(
-    info: Described, slots: int, kv_bytes: int = 0, token_text: int = common_pb2.TOKEN_TEXT_UNSPECIFIED
+    info: ModelInfo, slots: int, kv_bytes: int = 0, token_text: int = common_pb2.TOKEN_TEXT_UNSPECIFIED
 ) -> common_pb2.GetModelInfoResponse:
     """The whole description, tokenizer included, without forward times.
 

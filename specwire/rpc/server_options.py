@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from specwire.core.invalid import InvalidParameter
@@ -21,7 +21,7 @@ from specwire.core.model import (
     RUNTIMES,
     SPECWIRE,
     STAGES,
-    LoadOptions,
+    Loading,
 )
 from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
@@ -183,27 +183,14 @@ class ModelServiceOptions:
         if self.context is not None and self.context < 2:
             raise InvalidParameter("context", f"must be at least 2, not {self.context}")
 
-    def loading(self) -> LoadOptions:
+    def loading(self) -> dict[str, Any]:
         """How `specwire.lm.load_model` loads the model, on every rank alike."""
-        return {
-            "slots": self.slots,
-            "kv_memory": self.kv_memory,
-            "dtype": self.dtype,
-            "device": self.device,
-            "runtime": self.runtime,
-            "quantization": self.quantization,
-            "compiled": self.compiled,
-            "deterministic": self.deterministic,
+        given = {
             "heads": self.heads or None,
-            "context": self.context,
-            "threads": self.threads,
-            "prompt_threads": self.prompt_threads,
-            "engine": self.engine,
             "engine_options": engine_options(self.engine, self.engine_options),
             "stages": self.pipeline_parallel_size,
-            "kv_type": self.kv_type,
-            "gpu_layers": self.gpu_layers,
         }
+        return asdict(filled(Loading, self, without=("ranks",), **given))
 
     @property
     def ranks(self) -> int:

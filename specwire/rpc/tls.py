@@ -233,12 +233,6 @@ def _client_tls(ca: str | None, cert: str | None, key: str | None) -> ClientTls:
     return ClientTls(_certificates("--tls-ca", ca), *(pair or (None, None)))
 
 
-def check_client_files(prefix: str, ca: str | None, cert: str | None, key: str | None) -> None:
-    """Check files that a library reads: InvalidParameter names prefix + ca, cert or key, and the wrong file."""
-    _certificates(f"{prefix}ca", ca)
-    _pair(f"{prefix}cert", cert, f"{prefix}key", key)
-
-
 def _pair(cert_flag: str, cert: str | None, key_flag: str, key: str | None) -> tuple[bytes, bytes] | None:
     """Certificate and key, or None where neither is named."""
     if cert is None and key is None:

@@ -7,11 +7,9 @@ import importlib.util
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.tls import check_client_files
 from specwire.telemetry import logs
 
 # From a process to those that it starts; not for people.
@@ -20,18 +18,11 @@ INHERITED = "SPECWIRE_INHERITED_TELEMETRY"
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """traces: URL of a collector that speaks OTLP over HTTP; "" for none.
-
-    traces_ca, traces_cert, traces_key: PEM files, absolute paths: the authorities that the collector is trusted by, and
-    what it is shown; "" for the usual ones and nothing.
-    """
+    """traces: URL of a collector that speaks OTLP over HTTP; "" for none."""
 
     traces: str = ""
     log_format: str = logs.TEXT
     log_level: str = logs.DEFAULT_LEVEL
-    traces_ca: str = ""
-    traces_cert: str = ""
-    traces_key: str = ""
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -40,18 +31,8 @@ class Telemetry:
         ):
             if value not in known:
                 raise InvalidParameter(name, f"must be one of {', '.join(known)}, not {value!r}")
-        self._check_collector_tls()
         if self.traces:
             _check_traces(self.traces)
-
-    def _check_collector_tls(self) -> None:
-        files = {"ca": self.traces_ca, "cert": self.traces_cert, "key": self.traces_key}
-        given = next((f"traces-{name}" for name, file in files.items() if file), None)
-        if given is None:
-            return
-        if urlsplit(self.traces).scheme != "https":
-            raise InvalidParameter(given, f"needs an https:// URL in --traces, not {self.traces!r}")
-        check_client_files("traces-", *(file or None for file in files.values()))
 
     def start(self, service: str) -> None:
         """Trace and log so in this process, from now on, under this name; and in those that it starts."""
@@ -61,7 +42,7 @@ class Telemetry:
         if self.traces:
             from specwire.telemetry.otel_export import export_to  # an extra
 
-            export_to(self.traces, service, self.traces_ca, self.traces_cert, self.traces_key)
+            export_to(self.traces, service)
 
 
 def _check_traces(url: str) -> None:
@@ -87,5 +68,4 @@ def inherited() -> Telemetry:
 
 def telemetry_of(args: argparse.Namespace) -> Telemetry:
     """Raises InvalidParameter."""
-    files = (str(Path(file).absolute()) if file else "" for file in (args.traces_ca, args.traces_cert, args.traces_key))
-    return Telemetry(args.traces, args.log_format, args.log_level, *files)
+    return Telemetry(args.traces, args.log_format, args.log_level)

@@ -280,15 +280,11 @@ class OrchestratorTally:
 # ----------------------------------------------------------------------------------------------------------------------
 # What a drafter counts.
 
-# About how many positions the share of late ones covers: older ones weigh less and less.
-REMEMBERED_PASSES = 256
-
 
 class DrafterTally:
     """Since the drafter began. drafted: tokens drawn; proposed: those that went out in proposals.
 
     due: decided positions within the run-ahead; late: those of them for which nothing had been proposed.
-    misses: the recent share of late ones.
     """
 
     def __init__(self) -> None:
@@ -300,7 +296,6 @@ class DrafterTally:
         self.opened = 0
         self.due = 0
         self.late = 0
-        self.misses = 0.0
         self.refused: Counter[str] = Counter()
 
     def step(self, spent_ns: int, rows: int, drawn: int) -> None:
@@ -308,11 +303,3 @@ class DrafterTally:
         self.forward_s.observe(spent_ns / 1e9)
         self.rows.observe(rows)
         self.drafted += drawn
-
-    def advance(self, due: int, late: int) -> None:
-        """A session was told what is decided."""
-        self.due += due
-        self.late += late
-        if due:
-            kept = (1 - 1 / REMEMBERED_PASSES) ** due
-            self.misses = self.misses * kept + late / due * (1 - kept)

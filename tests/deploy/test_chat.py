@@ -17,7 +17,7 @@ import pytest
 from deploy.cli import main as cli
 from specwire.core.messages import FinishReason
 from specwire.options import STACK, add_options, words_of
-from tests.faults.parts import hiding
+from tests.orchestrator.http.front import TEMPLATE
 from tests.orchestrator.stack import DRAFT, TARGET, stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ def converse(terminal: Terminal) -> tuple[str, int]:
 
 
 async def test_ctrl_c_ends_the_answer_and_not_the_program() -> None:
-    async with stack(SLOW, DRAFT) as running:
+    async with stack(SLOW, DRAFT, chat_template=TEMPLATE) as running:
         shown, code = await asyncio.to_thread(talk, running.client.address)
         sessions = list(running.orchestrator.orchestrator.sessions.values())
     assert code == 0
@@ -115,14 +115,13 @@ async def test_ctrl_c_ends_the_answer_and_not_the_program() -> None:
     ends = [driver.view.output.end for driver in sessions]
     assert [end.reason for end in ends if end] == [FinishReason.CANCELLED] * 2
     first, second = sessions
-    # The second turn goes on behind the first one's tokens, all of them.
+    # The second turn's prompt has the first one's answer, as far as it came.
     tokens = [*first.view.record.prompt, *first.view.output.tokens]
     assert list(second.view.record.prompt[: len(tokens)]) == tokens
 
 
-@pytest.mark.parametrize("without", ["", "jinja2,starlette,uvicorn"], ids=["with all", "without the extra http"])
-async def test_lines_from_a_pipe(without: str, tmp_path: Path) -> None:
-    async with stack(TARGET) as running:
+async def test_lines_from_a_pipe() -> None:
+    async with stack(TARGET, chat_template=TEMPLATE) as running:
         address = running.client.address
         process = await asyncio.create_subprocess_exec(
             *command("--address", address, "--max-tokens", "5", "--ignore-eos", "--system", "Be brief."),
@@ -130,7 +129,7 @@ async def test_lines_from_a_pipe(without: str, tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            env={**environment(), **hiding(tmp_path, without)},
+            env=environment(),
         )
         async with asyncio.timeout(LIMIT_S):
             out, err = await process.communicate(b"one\n\n/clear\none\nthree\n")
@@ -144,18 +143,20 @@ async def test_lines_from_a_pipe(without: str, tmp_path: Path) -> None:
     assert (process.returncode, ends) == (0, [5, 5, 5])
 
 
-async def test_a_template_needs_the_extra(tmp_path: Path) -> None:
-    (tmp_path / "template").write_text("{{ messages }}")
+async def test_a_model_without_a_template_is_told() -> None:
     async with stack(TARGET) as running:
-        words = command("--address", running.client.address, "--chat-template", str(tmp_path / "template"))
-        env = {**environment(), **hiding(tmp_path, "jinja2")}
         done = await asyncio.to_thread(
-            subprocess.run, words, cwd=ROOT, env=env, input="one\n", capture_output=True, text=True, timeout=LIMIT_S
+            subprocess.run,
+            command("--address", running.client.address),
+            cwd=ROOT,
+            env=environment(),
+            input="one\n",
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
         )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        "specwire chat: error: the model's chat template needs the extra: pip install 'specwire[http]'\n"
-    )
+    assert (done.returncode, done.stdout) == (0, "\n")
+    assert done.stderr.startswith("specwire chat: error: messages: model 'scripted:7' has no chat template")
 
 
 def test_nobody_there() -> None:
@@ -176,7 +177,10 @@ def test_nobody_there() -> None:
     [
         (["--timeout", "0"], "timeout: must be a positive number of seconds, not 0.0"),
         (["--temperature", "-1"], "temperature: must be a finite number from 0 to 100, not -1.0"),
-        (["--chat-template", "no/such"], "--chat-template: no/such cannot be read: No such file or directory"),
+        (
+            ["--chat-template", "file", "--address", "h:1"],
+            "--chat-template: is of a stack that is started, not of h:1",
+        ),
         (["--target", "m", "--address", "h:1"], "address: names a running stack, --target and --draft one to start"),
     ],
 )

@@ -19,16 +19,16 @@ SLOTS = 16
 STEP_S = 5.0
 
 
-def reading(replicas: int, demand: int, misses: float = 0.0) -> PoolLoad:
+def reading(replicas: int, demand: int) -> PoolLoad:
     slots = replicas * SLOTS
-    return PoolLoad(replicas, min(demand, slots), max(0, demand - slots), slots, misses=misses)
+    return PoolLoad(replicas, min(demand, slots), max(0, demand - slots), slots)
 
 
-def play(rule: ScalingRule, demands: list[int], count: int = 1, misses: float = 0.0) -> list[int]:
+def play(rule: ScalingRule, demands: list[int], count: int = 1) -> list[int]:
     """Replicas after each look at the demand of that moment; what is asked for is there at the next."""
     memory, counts = ScalingState(), []
     for look, demand in enumerate(demands):
-        count, memory = decide(rule, memory, reading(count, demand, misses), look * STEP_S)
+        count, memory = decide(rule, memory, reading(count, demand), look * STEP_S)
         counts.append(count)
     return counts
 
@@ -77,17 +77,6 @@ def test_nothing_shrinks_while_somebody_waits() -> None:
     assert min(looked(rule, [replace(quiet, queue_s=0.0)] * 100)) == 1
 
 
-def test_drafters_that_do_not_keep_up_get_help_as_long_as_it_is_of_use() -> None:
-    assert play(RULE, [2] * 9, misses=0.6) == [1, 1, 2, 2, 2, 2, 2, 2, 2]  # then each has a session of its own
-    assert set(play(RULE, [2] * 9, misses=0.5)) == {1}
-    assert play(RULE, [9] * 20, misses=1.0)[-1] == RULE.most
-
-
-def test_drafters_that_would_not_keep_up_are_kept() -> None:
-    assert set(play(RULE, [3] * 200, count=3, misses=0.6)) == {3}
-    assert play(RULE, [3] * 200, count=3, misses=0.1)[-1] == 1
-
-
 def test_what_is_being_started_is_not_asked_for_twice() -> None:
     starting = PoolLoad(2, 16, 8, 16, queue_s=9.0, ready=1)
     assert looked(RULE, [starting] * 20) == [2] * 20
@@ -123,7 +112,6 @@ def test_replicas_that_say_nothing_are_left_alone() -> None:
         {"high": 1.2},
         {"grow_after_s": -1.0},
         {"queue_s": -1.0},
-        {"misses": 1.5},
     ],
 )
 def test_a_rule_that_makes_no_sense(wrong: dict[str, float]) -> None:
@@ -147,12 +135,12 @@ def test_a_day_of_load_is_followed_without_flapping() -> None:
     assert sum(counts) < 0.85 * 4 * len(counts)
 
 
-@given(demands=st.lists(st.integers(0, 200), min_size=1, max_size=200), count=st.integers(0, 9), misses=st.floats(0, 1))
-def test_it_stays_within_its_bounds(demands: list[int], count: int, misses: float) -> None:
-    assert all(RULE.least <= each <= RULE.most for each in play(RULE, demands, count, misses))
+@given(demands=st.lists(st.integers(0, 200), min_size=1, max_size=200), count=st.integers(0, 9))
+def test_it_stays_within_its_bounds(demands: list[int], count: int) -> None:
+    assert all(RULE.least <= each <= RULE.most for each in play(RULE, demands, count))
 
 
-@given(demand=st.integers(0, 64), count=st.integers(1, 4), misses=st.floats(0, 1))
-def test_a_steady_load_comes_to_rest(demand: int, count: int, misses: float) -> None:
-    counts = play(RULE, [demand] * 400, count, misses)
+@given(demand=st.integers(0, 64), count=st.integers(1, 4))
+def test_a_steady_load_comes_to_rest(demand: int, count: int) -> None:
+    counts = play(RULE, [demand] * 400, count)
     assert len(set(counts[-150:])) == 1

@@ -25,6 +25,7 @@ from specwire.options import STACK, words_of
 from specwire.rpc.channel import MOST_MESSAGE_BYTES
 from specwire.rpc.convert import constraint_from_wire, sampling_from_wire, stopping_from_wire
 from specwire.v1 import generation_pb2
+from tests.orchestrator.http.front import TEMPLATE
 from tests.orchestrator.stack import TARGET, stack
 from tests.wait import LIMIT_S
 
@@ -208,7 +209,7 @@ async def test_a_service_is_told(command: str, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "second").write_text("1 2 3")
     (tmp_path / "long").write_text("1 " * 100_000)
     texts = ("--reference", str(tmp_path / "first"), "--reference", str(tmp_path / "second"))
-    async with stack(TARGET) as running:
+    async with stack(TARGET, chat_template=TEMPLATE) as running:
         code, error = await asked(running.client.address, *texts, "--prediction", str(tmp_path / "second"), "--private")
         records = [driver.view.record for driver in running.orchestrator.orchestrator.sessions.values()]
         refused = await asked(running.client.address, "--prediction", str(tmp_path / "long"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -207,34 +206,3 @@ def test_the_command_line_refuses_in_one_line(config: Path, capsys: pytest.Captu
     assert ended.value.code == 2
     expected = f"specwire verify: error: {config}, line 2: specwire verify has no option 'modle': model?\n"
     assert capsys.readouterr().err == expected
-
-
-@pytest.mark.parametrize("command", CONFIGURABLE)
-def test_every_option_in_force_is_shown(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for variable in ("SPECWIRE_MODEL", "SPECWIRE_DRAFT", "SPECWIRE_VERIFIER"):
-        monkeypatch.setenv(variable, "h:1")
-    if command == "registry":
-        monkeypatch.setenv("SPECWIRE_REGISTRY", "redis://h:1")
-    assert cli.main(["config", "show", "--json", command, "--listen", "127.0.0.1:7"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["command"] == command
-    assert told["options"]["listen"] == {"value": "127.0.0.1:7", "origin": "--listen"}
-    assert {each["origin"] for each in told["options"].values()} > {"default", "--listen"}
-
-
-def test_passwords_are_hidden(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SPECWIRE_REDIS_URL", "redis://user:secret@h/0")
-    assert cli.main(["config", "show", "up"]) == 0
-    shown = capsys.readouterr().out
-    assert "redis://user:***@h/0" in shown
-    assert "secret" not in shown
-
-
-def test_show_refuses_as_the_command_does(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config.write_text("up:\n  slots: x")
-    assert cli.main(["config", "show", "up", "--config", str(config)]) == 2
-    assert (
-        capsys.readouterr().err == f"specwire config: error: {config}, line 2: slots must be a whole number, not 'x'\n"
-    )

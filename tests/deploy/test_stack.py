@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -132,3 +134,21 @@ async def test_an_edge_is_told_before_its_weights_load(foreign: str) -> None:
             await edge.start(EdgeOptions(ModelServiceOptions(foreign), serving))
     finally:
         await verifier.stop()
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {},
+        {"XDG_CACHE_HOME": "/x"},
+        {"HF_HOME": "$HOME/h"},
+        {"HF_HOME": "/h", "HUGGINGFACE_HUB_CACHE": "/old"},
+        {"HUGGINGFACE_HUB_CACHE": "/old", "HF_HUB_CACHE": "~/new"},
+    ],
+)
+def test_the_cache_is_where_the_library_has_it(named: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    assert str(stack.hub_cache()) == runpy.run_path(constants.__file__)["HF_HUB_CACHE"]

@@ -25,7 +25,9 @@ junk: Values = st.recursive(
     max_leaves=6,
 )
 ids = st.lists(st.integers(0, 70), min_size=1, max_size=12)
-places = st.sampled_from(["3-0000000000000000", f"{len(PROMPT)}-738f1a9a24f28c68", "9999999999-ffffffffffffffff", "x"])
+places = st.sampled_from(
+    ["3-0000000000000000-0-1", f"{len(PROMPT)}-738f1a9a24f28c68-0-1", "9999999999-ffffffffffffffff-0-1", "x"]
+)
 
 # Values that a field may have. Everything else is tried beside them.
 SAMPLING: dict[str, Values] = {

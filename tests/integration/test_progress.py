@@ -1,45 +1,38 @@
-"""How far a start is, as a terminal shows it, and as a pipe and a program do not."""
+"""How far something is, as a terminal shows it, and as a pipe and a program do not."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
-import re
 import select
 import signal
 import subprocess
 import sys
 import termios
-import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
 import demo_pair
 from deploy.stack.processes import end_tree
-from tests.integration.model_hub import MODEL, hub
 from tests.integration.stack_process import END_LIMIT, ROOT, START_LIMIT, TARGET, running
 
 UP = ("up", "--no-ray", "--listen", "127.0.0.1:0", "--http", "none", "--target", TARGET)
 
 
-def on_a_terminal(*words: str, seen: Callable[[bytes], object] = lambda drawn: None, **more: str) -> tuple[str, str]:
-    """What a command that serves writes to stdout, a pipe, until it is ready, and to the terminal that stderr is.
-
-    seen: is told all that was drawn so far. more: environment variables.
-    """
+def on_a_terminal(*words: str) -> tuple[str, str]:
+    """What a command that serves writes to stdout, a pipe, until it is ready, and to the terminal that stderr is."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, 80))
-    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **more}
+    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
     environment.pop("COLUMNS", None)  # of the terminal that the tests run on
     command = [sys.executable, "-m", "deploy", *words]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=slave, text=True)
     os.close(slave)
     try:
-        drawn = read_until_ready(process, master, seen)
+        drawn = read_until_ready(process, master)
         ready = process.stdout.readline() if process.stdout is not None else ""
         process.send_signal(signal.SIGINT)
         while chunk := read(master, END_LIMIT):
@@ -55,14 +48,13 @@ def on_a_terminal(*words: str, seen: Callable[[bytes], object] = lambda drawn: N
     return ready, drawn.decode()
 
 
-def read_until_ready(process: subprocess.Popen[str], master: int, seen: Callable[[bytes], object]) -> bytes:
+def read_until_ready(process: subprocess.Popen[str], master: int) -> bytes:
     assert process.stdout is not None
     drawn, end, told = b"", time.monotonic() + START_LIMIT, process.stdout.fileno()
     while time.monotonic() < end:
         readable, _, _ = select.select([master, told], [], [], 1.0)
         if master in readable:
             drawn += read(master, 0.0)
-            seen(drawn)
         if told in readable:
             return drawn
     raise AssertionError(drawn)
@@ -76,15 +68,6 @@ def read(master: int, limit: float) -> bytes:
         return b""
 
 
-def test_a_stack_that_starts_shows_a_bar() -> None:
-    ready, drawn = on_a_terminal(*UP)
-    assert ready.startswith("specwire: ready on ")
-    assert "starting [" in drawn
-    assert "] 0/1  0:0" in drawn
-    assert drawn.count("\rstarting") + drawn.count("\x1b[Jstarting") < 10 * START_LIMIT
-    assert "specwire: verifier: ready\r\n" in drawn
-
-
 @pytest.mark.parametrize("words", [UP, ("verify", str(demo_pair.TARGET))], ids=["up", "verify"])
 def test_a_program_gets_none(words: Sequence[str]) -> None:
     ready, drawn = on_a_terminal(*words, "--json")
@@ -92,30 +75,6 @@ def test_a_program_gets_none(words: Sequence[str]) -> None:
     assert "\x1b" not in drawn
     assert "[" not in drawn
     assert "%" not in drawn
-
-
-def test_a_stack_that_fetches_its_model_says_how_much_there_is(tmp_path: Path) -> None:
-    """The second half of the weights comes when the terminal has told of the first, or of what a disk has of it."""
-    rest, words = threading.Event(), ("up", "--no-ray", "--no-draft", "--listen", "127.0.0.1:0", "--http", "none")
-    with hub(demo_pair.TARGET, rest) as url:
-        ready, drawn = on_a_terminal(
-            *(*words, "--target", MODEL),
-            seen=lambda drawn: rest.set() if parts_of(drawn.decode(errors="replace")) else None,
-            HF_ENDPOINT=url,
-            HF_HUB_OFFLINE="0",
-            HF_HOME=str(tmp_path),
-            HF_HUB_DISABLE_XET="1",
-            HF_HUB_ETAG_TIMEOUT="60",
-            HF_HUB_DOWNLOAD_TIMEOUT="60",
-        )
-    assert ready.startswith("specwire: ready on ")
-    assert parts_of(drawn), drawn
-
-
-def parts_of(drawn: str) -> list[float]:
-    """Megabytes that were told, of those that are more than the small files and less than all."""
-    told = [float(amount) for amount in re.findall(r"loading verifier, (\d+\.\d) MB fetched", drawn)]
-    return [amount for amount in told if 1.0 < amount < 12.0]
 
 
 def test_loading_weights_shows_a_bar() -> None:

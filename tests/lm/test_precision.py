@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch.backends import mkldnn
 
-from deploy.cli.clients.demo import examine
 from deploy.cli.diagnosis.doctor_models import check_choices, facts_of
-from specwire.core.law.sampling import Sampling
 from specwire.lm import load_model, native_dtype
 from specwire.lm.load import native_precision
 from tests.lm.models import build, config, save
@@ -86,16 +84,6 @@ def test_a_model_tells_what_was_chosen_and_is_that_one(machine: Machine, tmp_pat
     plain = load_model(folder, slots=1, dtype="auto").info
     assert (emulated.dtype, plain.dtype) == ("bfloat16", "float32")
     assert emulated.weights_fingerprint == stated.weights_fingerprint != plain.weights_fingerprint
-
-
-def test_where_texts_part_is_examined_in_what_was_chosen(machine: Machine, tmp_path: Path) -> None:
-    """Two folders, as a target that was examined stays loaded."""
-    folder, elsewhere = (save(build(config("llama")), tmp_path / name) for name in ("one", "other"))
-    machine.is_("x86_64", True, True)
-    wide = examine(folder, "auto", [1, 3, 9], (4, 5), Sampling())
-    machine.is_("x86_64")
-    assert examine(elsewhere, "auto", [1, 3, 9], (4, 5), Sampling()).tolerance == 1e-4
-    assert wide.tolerance == examine(folder, "bfloat16", [1, 3, 9], (4, 5), Sampling()).tolerance > 1e-4
 
 
 def test_the_doctor_counts_bytes_of_what_is_chosen(machine: Machine, tmp_path: Path) -> None:

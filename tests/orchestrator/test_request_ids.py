@@ -243,7 +243,7 @@ async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url) as running:
             store = running.orchestrator.orchestrator.store
-            info = running.orchestrator.orchestrator.pool.require_target().info
+            target = running.orchestrator.orchestrator.pool.require_target()
             dead = record_of(
                 new_session_id(""),
                 tenant="",
@@ -253,8 +253,10 @@ async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over
                 stopping=Stopping(20, ignore_eos=True),
                 stop=(),
                 created=time.time(),
-                weights_fingerprint=info.weights_fingerprint,
-                vocabulary_fingerprint=info.vocabulary_fingerprint,
+                weights_fingerprint=target.identity.weights,
+                vocabulary_fingerprint=target.identity.vocabulary,
+                tokenizer_fingerprint=target.identity.tokenizer,
+                eos_ids=target.identity.eos_ids,
                 request_digest=digest_of(request),
             )
             await store.bind_request("", "early", dead.session_id, 60.0, dead.request_digest)

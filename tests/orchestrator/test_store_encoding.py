@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 from hypothesis import given
@@ -23,9 +22,8 @@ from orchestrator.store.encoding import (
     unpack_tokens,
 )
 from orchestrator.store.scripts import request_key
-from specwire.core.law.sampling import LEAST_REPETITION_PENALTY, LEAST_TEMPERATURE, Sampling
+from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, TokenLogprobs
-from specwire.core.text import Stopping
 from specwire.rpc import convert
 from specwire.v1 import generation_pb2
 from tests.orchestrator.test_store import record_of
@@ -46,18 +44,11 @@ records = st.builds(
     weights_fingerprint=st.text(max_size=9),
     vocabulary_fingerprint=st.text(max_size=9),
     tokenizer_fingerprint=st.text(max_size=9),
-    eos_ids=st.none() | st.lists(uint32, max_size=3).map(tuple),
+    eos_ids=st.lists(uint32, max_size=3).map(tuple),
     model=st.text(max_size=9),
     dtype=st.text(max_size=9),
     created=st.floats(0, 1e10),
 )
-
-
-def test_a_record_from_before_there_were_ngrams_goes_by_drafting() -> None:
-    record = SessionRecord("s", (1,), Sampling(), Stopping(4, frozenset(), False), drafting=False)
-    fields = json.loads(encode_record(record))
-    del fields["ngram"]
-    assert decode_record(json.dumps(fields).encode(), (1,)).ngram is False
 
 
 @given(records, st.lists(uint32, max_size=5))
@@ -74,34 +65,6 @@ def test_tokens_and_outcomes_there_and_back(tokens: list[int], outcomes: list[Ou
 @given(reports)
 def test_logprobs_there_and_back(reported: TokenLogprobs) -> None:
     assert unpack_logprobs(pack_logprobs(reported)) == reported
-
-
-def test_a_record_from_before_there_were_options_has_none() -> None:
-    record = record_of("s")
-    fields = json.loads(encode_record(record))
-    for name in ("min_p", "logit_bias", "logprobs", "logprobs_of", "constraint"):
-        del fields["sampling"][name]
-    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-        del fields["sampling"][name]
-    del fields["stopping"]["min_tokens"], fields["echo"]
-    assert decode_record(json.dumps(fields).encode(), record.prompt) == record
-
-
-@pytest.mark.parametrize(
-    ("name", "least"), [("repetition_penalty", LEAST_REPETITION_PENALTY), ("temperature", LEAST_TEMPERATURE)]
-)
-def test_a_record_from_before_there_was_a_least_is_read(name: str, least: float) -> None:
-    """What no log ever held is refused as before."""
-    fields = json.loads(encode_record(record_of("s")))
-    del fields["sampling"]["rule"]
-    for number, read in ((least / 10, least), (5e-324, least), (2 * least, 2 * least)):
-        fields["sampling"][name] = number
-        log = stored_session("s", reply_of([json.dumps(fields).encode(), *FIELDS[1:]]))
-        assert getattr(log.record.sampling, name) == read
-    for wrong, told in ((-least, name), (1e3, name), ("x", f"sampling.{name}: .* not 'x'"), (math.nan, "JSON")):
-        fields["sampling"][name] = wrong
-        with pytest.raises(DamagedLog, match=told):
-            stored_session("s", reply_of([json.dumps(fields).encode(), *FIELDS[1:]]))
 
 
 @pytest.mark.parametrize(

@@ -259,10 +259,15 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def orphan(of: Stack, store: SessionStore, tokens: int = 5, **changes: object) -> str:
     """A session of an owner that was killed after so many tokens."""
-    info = of.orchestrator.orchestrator.pool.models.all()[0].info
+    identity = of.orchestrator.orchestrator.pool.models.all()[0].identity
     session_id, text = new_session_id(""), plain(TARGET, PROMPT, tokens)
     fields = {"sampling": Sampling(), "stopping": Stopping(4000, ignore_eos=True), "stop": (), "created": time.time()}
-    known = {"weights_fingerprint": info.weights_fingerprint, "vocabulary_fingerprint": info.vocabulary_fingerprint}
+    known = {
+        "weights_fingerprint": identity.weights,
+        "vocabulary_fingerprint": identity.vocabulary,
+        "tokenizer_fingerprint": identity.tokenizer,
+        "eos_ids": identity.eos_ids,
+    }
     record = record_of(session_id, prompt=PROMPT, tenant="", **{**fields, **known, **changes})
     fence = await store.create(record, 60.0, "dead")
     await store.append(session_id, fence, Append(len(PROMPT), tuple(text), (D,) * tokens))

@@ -32,7 +32,7 @@ WHOLE = ServiceEntry(
     models=(ServedModel("llama", "ab" * 32, "cd" * 32, "ef" * 32),),
     slots=16,
     kv_bytes=1 << 34,
-    load=Load(3, 2, 13, 0.5, 0.25),
+    load=Load(3, 2, 13, 0.5),
     state=ServiceState.DRAINING,
     started=1.7e9,
     beat=7,
@@ -50,20 +50,6 @@ def changed(**values: Any) -> bytes:
 
 
 LOAD = {"running": 1, "waiting": 0, "free": 3}
-
-
-def test_a_service_that_is_older_tells_less_of_its_load() -> None:
-    assert decode(ID, changed(load=LOAD)).load == Load(1, 0, 3, 0.0, 0.0)
-
-
-def test_a_service_that_is_older_tells_no_identity() -> None:
-    (model,) = WHOLE.models
-    told = decode(ID, changed(models=[{"name": "llama", "weights": model.weights, "vocabulary": model.vocabulary}]))
-    assert told.models == (replace(model, identity=""),)
-    assert told.models[0].equals(model)
-    assert model.equals(model)
-    assert not model.equals(replace(model, identity="01" * 32))
-    assert not model.equals(replace(model, weights="01" * 32))
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -92,7 +78,6 @@ def test_what_is_not_known_is_left_out() -> None:
         (changed(load={"running": 1, "waiting": 0}), "invalid"),
         (changed(load=LOAD | {"queue_s": -1}), "invalid"),
         (changed(load=LOAD | {"queue_s": "1"}), "invalid"),
-        (changed(load=LOAD | {"misses": 1.5}), "invalid"),
         (changed(started=1e300), "invalid"),
         (encode(WHOLE).replace(b"1700000000.0", b"NaN"), "invalid"),
         (b"", "invalid"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import ssl
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from opentelemetry import trace
@@ -21,14 +20,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from bench.harness.certificates import Authority
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, SpecwireError, Started
-from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.telemetry import tracing
-from specwire.telemetry.options import Telemetry
 from specwire.telemetry.tracing import NO_SPAN, LinkSpans, Side, begin, metadata_of, parent_in
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -223,22 +219,14 @@ def send(folder: Path, *words: str) -> None:
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=120.0, capture_output=True)
 
 
-def issuer_of(connection: Any) -> str:
-    """Whose certificate the other end has shown; "" where it has shown none."""
-    if not isinstance(connection, ssl.SSLSocket):
-        return ""
-    shown: Any = connection.getpeercert()
-    return str(dict(part for (part,) in shown["issuer"])["commonName"])
-
-
 class Collector(BaseHTTPRequestHandler):
-    """Keeps what is posted: its path, itself, and by whose certificate."""
+    """Keeps what is posted: its path, and itself."""
 
-    posted: ClassVar[list[tuple[str, bytes, str]]] = []
+    posted: ClassVar[list[tuple[str, bytes]]] = []
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        self.posted.append((self.path, data, issuer_of(self.connection)))
+        self.posted.append((self.path, data))
         self.send_response(200)
         self.end_headers()
 
@@ -247,12 +235,10 @@ class Collector(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def collecting(tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def collecting() -> Iterator[str]:
     """Give HOST:PORT of a collector."""
     Collector.posted.clear()
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
         try:
@@ -265,28 +251,7 @@ def collecting(tls: ssl.SSLContext | None = None) -> Iterator[str]:
 def test_a_process_sends_its_spans_to_the_collector_before_it_ends(tmp_path: Path) -> None:
     with collecting() as address:
         send(tmp_path, "--traces", f"http://{address}")
-    ((path, data, _),) = Collector.posted
+    ((path, data),) = Collector.posted
     assert path == "/v1/traces"
     assert b"specwire-verifier" in data
     assert b"a span" in data
-
-
-def test_a_collector_is_shown_a_certificate_over_tls(tmp_path: Path) -> None:
-    ours, theirs = Authority("ours"), Authority("theirs")
-    ca, (cert, key) = theirs.save(tmp_path, "ca"), ours.sign().save(tmp_path, "shown")
-    files = ["--traces-ca", "ca.pem", "--traces-cert", "shown.pem", "--traces-key", "shown.key"]
-    with collecting(theirs.server(client_ca=ours).context()) as address:
-        send(tmp_path, "--traces", f"https://{address}", *files[:2])
-        assert Collector.posted == []
-        send(tmp_path, "--traces", f"https://{address}", *files)
-    ((_, data, issuer),) = Collector.posted
-    assert b"a span" in data
-    assert issuer == "ours"
-    for wrong, said in (
-        ({"traces": f"http://{address}", "traces_ca": ca}, "traces-ca: needs an https:// URL"),
-        ({"traces_cert": cert, "traces_key": key}, "traces-cert: needs an https:// URL"),
-        ({"traces": f"https://{address}", "traces_cert": cert}, "traces-key: must come with traces-cert"),
-        ({"traces": f"https://{address}", "traces_ca": key}, "traces-ca: .* holds no certificate"),
-    ):
-        with pytest.raises(InvalidParameter, match=said):
-            Telemetry(**wrong)

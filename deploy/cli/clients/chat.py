@@ -1,6 +1,7 @@
 """`specwire chat`: a conversation on a terminal, or with lines from a pipe.
 
-Ctrl-C while an answer comes ends the answer; at the prompt it drops the line. Ctrl-D or /exit leaves.
+Ctrl-C while an answer comes ends the answer; at the prompt it drops the line. Ctrl-D or /exit leaves. Each turn sends
+all messages, which the orchestrator renders by the model's chat template; the verifier's cache has those before.
 """
 
 from __future__ import annotations
@@ -8,17 +9,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import importlib.util
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
-
-import grpc
 
 from deploy.cli.clients.generate import add_sampling_arguments, check_timeout, sampling_options, shown, summary
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
@@ -26,157 +22,16 @@ from deploy.cli.terminal import ProvisionalTail, dim, is_terminal, painter, want
 from deploy.settings import PREFIX
 from deploy.stack.options import StackError
 from deploy.stack.processes import BlockingChild, environment
-from orchestrator.chat.templates import Renderer, TemplateInvalid
-from orchestrator.options import chat_template_of
-from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
+from specwire.client import AsyncClient, Chat, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FinishReason
+from specwire.named_models import REAL, how_to_get
 from specwire.options import STACK, words_of
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say, visible
 from specwire.rpc.server_options import ANY_PORT
-from specwire.text.sandbox import Busy
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A conversation: how its messages become a prompt, and which part of it the service already has.
-#
-# Each turn is a session. Where the text of the session before, prompt and output, is just how the whole conversation's
-# prompt begins, the turn names that session as its parent and sends the rest only. Else it sends the whole.
-
-Message = dict[str, Any]
-USER, ANSWER = "\nUser:", "\nAssistant:"
-
-
-class Style(Protocol):
-    """How a model wants to see a conversation.
-
-    stops: strings that end an answer. ending: the text of the token that ends one; "" if the prompt does not have it.
-    """
-
-    stops: Sequence[str]
-    ending: str
-
-    async def prompt(self, messages: Sequence[Message]) -> str:
-        """The whole, up to where the answer begins."""
-        ...
-
-    async def close(self) -> None:
-        """Close it: it is not used any more."""
-        ...
-
-
-class Plain:
-    """Style of a model without a template: names before what each party says."""
-
-    stops: Sequence[str] = (USER,)
-    ending = ""
-    NAMES = {"user": USER, "assistant": ANSWER}  # noqa: RUF012  # a constant
-
-    async def prompt(self, messages: Sequence[Message]) -> str:
-        said = "".join(self._said(message) for message in messages)
-        return (said + ANSWER).removeprefix("\n")
-
-    async def close(self) -> None:
-        pass
-
-    def _said(self, message: Message) -> str:
-        match message["role"]:
-            case "system":
-                return f"{message['content']}\n"
-            case "user":
-                return f"{USER} {message['content']}"
-        return f"{ANSWER}{message['content']}"
-
-
-class Templated:
-    """Style of a model with a chat template. eos_ids: the model's; of several it is unknown which one ended."""
-
-    stops: Sequence[str] = ()
-
-    def __init__(self, source: str, special_tokens: Mapping[str, str], eos_ids: Sequence[int]) -> None:
-        self._renderer = Renderer()
-        self._template = self._renderer.template(source, special_tokens)
-        self.ending = special_tokens.get("eos_token", "") if len(eos_ids) == 1 else ""
-
-    async def check(self) -> None:
-        """Raises StackError."""
-        try:
-            await self._template.compile()
-        except (TemplateInvalid, Busy) as error:
-            raise StackError(str(error)) from None
-
-    async def prompt(self, messages: Sequence[Message]) -> str:
-        """InvalidParameter where the template refuses the messages, or takes too much for them."""
-        try:
-            return await self._template.render(messages, True, {})
-        except (TemplateInvalid, Busy) as error:
-            raise InvalidParameter("messages", str(error)) from None
-
-    async def close(self) -> None:
-        self._template.close()
-        await self._renderer.stop()
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What to send: `prompt` behind the session `parent` where that is not "". `whole` is all of it."""
-
-    prompt: str
-    parent: str
-    whole: str
-
-
-class Conversation:
-    """Invariant: `_known` is the text of all tokens of the session `_session`, or both are ""."""
-
-    def __init__(self, style: Style, system: str = "") -> None:
-        self.style = style
-        self._messages: list[Message] = []
-        self._session = self._known = ""
-        self.clear(system)
-
-    def clear(self, system: str) -> None:
-        """Begin anew."""
-        self._messages = [{"role": "system", "content": system}] if system else []
-        self.forget_session()
-
-    def forget_session(self) -> None:
-        """The service has lost it."""
-        self._session = self._known = ""
-
-    async def turn(self, text: str) -> Turn:
-        """The turn in which the user says `text`; it joins the conversation once it has an answer."""
-        whole = await self.style.prompt([*self._messages, {"role": "user", "content": text}])
-        if self._session and whole.startswith(self._known) and len(whole) > len(self._known):
-            return Turn(whole[len(self._known) :], self._session, whole)
-        return Turn(whole, "", whole)
-
-    def answered(self, turn: Turn, text: str, answer: str, completion: Completion | None, decoded: int) -> None:
-        """The answer as it was shown.
-
-        Args:
-            completion: None where the session's end was not received.
-            decoded: code points of all of the session's tokens, those of a stop string included.
-        """
-        self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
-        self.forget_session()
-        ending = None if completion is None else self._ending(completion.finish_reason, decoded - len(answer))
-        if completion is not None and ending is not None:
-            self._session, self._known = completion.session_id, turn.whole + answer + ending
-
-    def _ending(self, reason: FinishReason, behind: int) -> str | None:
-        """The text of the session's tokens behind the answer, `behind` code points of it; None if nobody knows."""
-        match reason:
-            case FinishReason.EOS:
-                return self.style.ending if self.style.ending and not behind else None
-            case FinishReason.STOP_STRING:
-                return next((stop for stop in self.style.stops if len(stop) == behind), None)
-            case FinishReason.LENGTH | FinishReason.CANCELLED:
-                return "" if not behind else None
-        return None
-
 
 PROMPT = "> "
 MOST_TOKENS = 1024
@@ -190,7 +45,7 @@ HELP = "/clear begins anew, /system TEXT too, with instructions; /exit or Ctrl-D
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", default="", metavar="TEXT", help="instructions before the conversation")
     parser.add_argument(
-        "--chat-template", metavar="FILE", help="Jinja template (default: the model's; without one, names and colons)"
+        "--chat-template", metavar="FILE", help="Jinja template of a stack that is started (default: the model's)"
     )
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="of an answer (default: %(default)s s)"
@@ -204,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        options, where, template = sampling_options(args), stack_address_of(args), chat_template_of(args)
+        options, where = sampling_options(args), stack_address_of(args)
+        if args.chat_template and where.address:
+            raise InvalidParameter("--chat-template", f"is of a stack that is started, not of {where.address}")
         check_timeout(args.timeout)
     except InvalidParameter as error:
         say(f"specwire chat: error: {error}")
@@ -213,18 +70,16 @@ def run(args: argparse.Namespace) -> int:
     options["provisional"] = args.provisional and is_terminal()
     options["model"] = args.model
     signal.signal(signal.SIGTERM, _leave)
+    words = words_of(STACK, vars(args)) + ([f"--chat-template={args.chat_template}"] if args.chat_template else [])
     say_what_starts("chat", where)
     try:
         with (
-            nullcontext(where.address) if where.address else own_stack(words_of(STACK, vars(args)), say) as address,
+            nullcontext(where.address) if where.address else own_stack(words, say) as address,
             asyncio.Runner() as runner,
             _client(runner, address, where) as client,
         ):
-            style = runner.run(_greeted(client, address, where, template, args.model))
-            try:
-                ChatLoop(runner, client, Conversation(style, args.system), options, args.timeout).run(args.system)
-            finally:
-                runner.run(style.close())
+            runner.run(_greet(client, address, where, args.chat_template))
+            ChatLoop(runner, client, options, args.timeout).run(args.system)
     except (StackError, SpecwireError) as error:
         say(f"specwire chat: error: {error.message if isinstance(error, SpecwireError) else error}")
         return 1
@@ -248,54 +103,29 @@ def _client(runner: asyncio.Runner, address: str, where: StackAddress) -> Iterat
         runner.run(client.close())
 
 
-async def _greeted(client: AsyncClient, address: str, where: StackAddress, template: str, model: str) -> Style:
-    """How the model at `address` wants to see a conversation. Raises StackError."""
+async def _greet(client: AsyncClient, address: str, where: StackAddress, template: str | None) -> None:
+    """Raises StackError where no stack of ours answers, or the one that was started cannot chat."""
     try:
-        return await _style(client, template, model)
+        target = (await client.server_info(timeout=INFO_S)).target
     except SpecwireError as error:
         raise StackError(await explained(error, address, where.tls)) from None
-
-
-async def _style(client: AsyncClient, template: str, model: str) -> Style:
-    """The style that `template` gives, else the model's own template, else plain."""
-    info = await client.server_info(timeout=INFO_S)
-    target = next((each for each in info.targets if each.model == model), info.target)
-    source = template or target.chat_template
-    if not source:
-        say(f"specwire chat: {target.model} has no chat template: 'User:' and 'Assistant:' stand before what is said")
-        return Plain()
-    if importlib.util.find_spec("jinja2") is None:
-        raise StackError("the model's chat template needs the extra: pip install 'specwire[http]'")
-
-    style = Templated(source, target.special_tokens, target.eos_ids)
-    try:
-        await style.check()
-    except BaseException:
-        await style.close()
-        raise
-    return style
+    if where.address is None and not (template or target.chat_template):
+        raise StackError(f"{target.model} has no chat template, so it cannot chat; a real model: {how_to_get(REAL)}")
 
 
 class ChatLoop:
     """One conversation at a time. The event loop runs while an answer comes, and rests at the prompt."""
 
-    def __init__(
-        self,
-        runner: asyncio.Runner,
-        client: AsyncClient,
-        conversation: Conversation,
-        options: RequestOptions,
-        timeout: float,
-    ) -> None:
+    def __init__(self, runner: asyncio.Runner, client: AsyncClient, options: RequestOptions, timeout: float) -> None:
         self._runner = runner
         self._client = client
-        self._conversation = conversation
-        self._options = options.copy()
-        self._options["stop"] = [*options.get("stop", ()), *conversation.style.stops]
+        self._options = options
         self._timeout = timeout
+        self._messages: list[dict[str, str]] = []
 
     def run(self, system: str) -> None:
         """Talk until the user leaves. system: what /clear keeps."""
+        self._begin(system)
         terminal = sys.stdin.isatty()
         if terminal:
             with suppress(ImportError):
@@ -310,34 +140,27 @@ class ChatLoop:
                     return
                 case "/clear" | "/system":
                     system = rest if word == "/system" else system
-                    self._conversation.clear(system)
+                    self._begin(system)
                 case _ if word.startswith("/"):
                     say(f"specwire chat: {HELP}")
                 case _:
                     self._say(line.strip())
 
+    def _begin(self, system: str) -> None:
+        self._messages = [{"role": "system", "content": system}] if system else []
+
     def _say(self, text: str) -> None:
         """One turn; an error is shown, and the conversation goes on without the turn."""
         try:
             self._runner.run(self._turn(text))
-        except InvalidParameter as error:
-            say(f"specwire chat: error: {error}")
         except SpecwireError as error:
             say(f"specwire chat: error: {error.message}")
 
     async def _turn(self, text: str) -> None:
-        turn = await self._conversation.turn(text)
-        answer = Reply(self._client, turn, self._options, self._timeout)
-        try:
-            completion = await answer.run()
-        except SpecwireError as error:
-            if not turn.parent or error.code is not grpc.StatusCode.NOT_FOUND:
-                raise
-            self._conversation.forget_session()
-            turn = await self._conversation.turn(text)
-            answer = Reply(self._client, turn, self._options, self._timeout)
-            completion = await answer.run()
-        self._conversation.answered(turn, text, answer.text, completion, answer.decoded)
+        messages = [*self._messages, {"role": "user", "content": text}]
+        reply = Reply(self._client, Chat(messages), self._options, self._timeout)
+        completion = await reply.run()
+        self._messages = [*messages, {"role": "assistant", "content": reply.content}]
         if completion is not None and completion.finish_reason is FinishReason.ERROR:
             say(f"specwire chat: error: {completion.message}")
         elif completion is not None:
@@ -345,24 +168,21 @@ class ChatLoop:
 
 
 class Reply:
-    """One answer, shown as it comes. The first SIGINT has the service end it, the second stops listening.
+    """One answer, shown as it comes. The first SIGINT has the service end it, the second stops listening."""
 
-    decoded: code points of all tokens so far, those that are not shown included.
-    """
-
-    def __init__(self, client: AsyncClient, turn: Turn, options: RequestOptions, timeout: float) -> None:
+    def __init__(self, client: AsyncClient, chat: Chat, options: RequestOptions, timeout: float) -> None:
         self._client = client
-        self._turn = turn
+        self._chat = chat
         self._options = options
         self._timeout = timeout
         self._partial = PartialCompletion()
         self._consuming: asyncio.Task[None] | None = None
         self._cancelling: asyncio.Task[None] | None = None
-        self.decoded = 0
 
     @property
-    def text(self) -> str:
-        return "".join(self._partial.texts)
+    def content(self) -> str:
+        """Without the model's reasoning."""
+        return "".join(self._partial.content)
 
     async def run(self) -> Completion | None:
         """Show an answer; None where its end was not waited for. Raises SpecwireError."""
@@ -397,16 +217,13 @@ class Reply:
 
     async def _consume(self) -> None:
         paint, tail = painter(), ProvisionalTail()
-        options: RequestOptions = {**self._options, "parent": self._turn.parent}
         over = False
         try:
-            events = self._client.generate(self._turn.prompt, timeout=self._timeout, **options)
+            events = self._client.generate(self._chat, timeout=self._timeout, **self._options)
             async with aclosing(events):
                 async for event in events:
                     self._partial.add(event)
                     over = isinstance(event, Finished)
-                    if isinstance(event, Chunk) and event.text_ends:
-                        self.decoded = event.text_ends[-1]
                     print(shown(event, paint, tail), end="", flush=True)
         finally:
             if not over:

@@ -7,34 +7,26 @@ included pair, from prompts behind which there is little to copy (`demo_pair.tra
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import numpy as np
 
 import demo_pair
 from deploy.cli.clients.generate import tokens_per_second
 from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
+from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions, included_head, stack_options
-from deploy.stack.stack import start_shown
 from specwire import named_models
 from specwire.client import AsyncClient, Chat, Chunk, Completion, Finished, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.noise import gumbel
-from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason
-from specwire.core.model import AUTO, LLAMACPP, NONE, OPENVINO, TORCH, Feed, ModelError
+from specwire.core.model import AUTO, ModelError
 from specwire.named_models import NAMED, REAL, file_of, how_to_get, located
 from specwire.options import STACK, add_options
 from specwire.progress import LAST_LINE
@@ -134,10 +126,11 @@ async def _demo(
     options: StackOptions, prompts: Sequence[DemoPrompt], max_tokens: int, as_json: bool, folder: Path
 ) -> int:
     LAST_LINE.quiet = as_json
-    running = await start_shown(options, folder)
+    running = await stack.start(options, folder)
     try:
         async with AsyncClient(running.address) as client:
-            return await Demo(client, options, max_tokens, as_json).run(prompts)
+            await Demo(client, options, max_tokens, as_json).run(prompts)
+        return 0
     except SpecwireError as error:
         raise StackError(error.message) from None
     finally:
@@ -155,21 +148,19 @@ class Demo:
         self._as_json = as_json
         self._colour = wants_colour()
 
-    async def run(self, prompts: Sequence[DemoPrompt]) -> int:
-        """Print completions and the comparison; 1 if a difference is no near-tie."""
+    async def run(self, prompts: Sequence[DemoPrompt]) -> None:
+        """Print completions and the comparison."""
         models = {"target": self._options.target, "head": self._head, "draft": self._options.draft}
         self._tell("\n" + "".join(f"{name:6} {model}\n" for name, model in models.items() if model is not None))
         self._tell(f"{legend()}\n" if self._colour else "")
         await self._warm_up(prompts)
         compared = [await self._compare(prompts, temperature) for temperature in demo_pair.DEMO_TEMPERATURES]
-        partings = [parting for each in compared for parting in each.partings if parting is not None]
         if self._as_json:
             served = (await self._client.server_info()).target  # what the verifier made of auto
             computed = {"dtype": served.dtype, "runtime": served.runtime}
             print(json.dumps({**models, **computed, "temperatures": [as_object(each) for each in compared]}))
         else:
             print("\n" + report(compared, headed=self._head is not None))
-        return 0 if all(parting.near_tie for parting in partings) else 1
 
     def _tell(self, text: str) -> None:
         if not self._as_json:
@@ -189,8 +180,7 @@ class Demo:
                     _checked(await self._client.complete(prompt.prompt, timeout=TIMEOUT, **asked))
 
     async def _compare(self, prompts: Sequence[DemoPrompt], temperature: float) -> Comparison:
-        pairs = [await self._pair(index, prompt, temperature) for index, prompt in enumerate(prompts)]
-        return Comparison(temperature, pairs, [await self._parting(pair) for pair in pairs])
+        return Comparison(temperature, [await self._pair(*each, temperature) for each in enumerate(prompts)])
 
     async def _pair(self, index: int, prompt: DemoPrompt, temperature: float) -> Pair:
         """Complete with and without drafting, in alternating order, so that neither gains by its place.
@@ -236,21 +226,6 @@ class Demo:
                     self._tell(paint.text(event.text) + "\n")
         return _checked(gathered.completion())
 
-    async def _parting(self, pair: Pair) -> Divergence | None:
-        """Examine where the two texts part, if they do."""
-        at = first_difference(pair.off.tokens, pair.on.tokens)
-        if at is None:
-            return None
-        if at >= min(len(pair.off.tokens), len(pair.on.tokens)):
-            raise StackError(f"{pair.name}: one text is a beginning of the other, which no tie of scores explains")
-        state = await self._client.get_session(pair.off.session_id)
-        text = state.tokens[: state.prompt_tokens + at]
-        tokens = (pair.off.tokens[at], pair.on.tokens[at])
-        drawn = Sampling(temperature=pair.off.sampling.temperature, seed=pair.off.seed)
-        told = (await self._client.server_info()).target  # what the verifier made of auto
-        served = told.runtime, told.quantization or NONE
-        return await asyncio.to_thread(examine, self._options.target, told.dtype, text, tokens, drawn, *served)
-
 
 def head_of(options: StackOptions) -> str | None:
     """The head that the stack has, if any: of a target for which it chooses, the included one."""
@@ -268,88 +243,6 @@ def _checked(completion: Completion) -> Completion:
     if completion.finish_reason is FinishReason.ERROR:
         raise StackError(completion.message)
     return completion
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Where two texts of the same target part: a near-tie of the target's scores, or a defect.
-#
-# The logits of a position depend a little on how many positions share a forward. Where the best scores are closer than
-# that, either token is the target's own choice (docs/EXACTNESS.md).
-
-FLOAT32_GAP = 1e-4
-BFLOAT16_ULPS = 2
-BFLOAT16_FRACTION_BITS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Two texts differ from `position` on: their tokens there, and how far each score is below the best one."""
-
-    position: int
-    tokens: tuple[int, int]
-    gaps: tuple[float, float]
-    tolerance: float
-
-    @property
-    def near_tie(self) -> bool:
-        return max(self.gaps) <= self.tolerance
-
-    def __str__(self) -> str:
-        kind = "a near-tie" if self.near_tie else "NO near-tie"
-        below = f"{self.gaps[0]:.2g} and {self.gaps[1]:.2g} below the best score, tolerance {self.tolerance:.2g}"
-        return f"position {self.position}: tokens {self.tokens[0]} and {self.tokens[1]}, {below}: {kind}"
-
-
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the first index at which the sequences differ; None if they are equal."""
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return None if len(one) == len(other) else min(len(one), len(other))
-
-
-def tolerance(dtype: str, top_score: float) -> float:
-    """Return how close to the best score another may be to count as tied: ulps of that score in bfloat16."""
-    if dtype == "float32":
-        return FLOAT32_GAP
-    exponent = math.floor(math.log2(abs(top_score))) if top_score else -126
-    return float(BFLOAT16_ULPS * 2.0 ** (exponent - BFLOAT16_FRACTION_BITS))
-
-
-def examine(
-    model: str,
-    dtype: str,
-    text: Sequence[int],
-    tokens: tuple[int, int],
-    sampling: Sampling,
-    runtime: str = TORCH,
-    quantization: str = NONE,
-) -> Divergence:
-    """Return how the target scores two tokens after `text`, by a forward of its own in this process.
-
-    Above temperature 0 scores are log-probabilities with the noise of the position. runtime, quantization: as the
-    verifier's, since in bfloat16 two runtimes differ by more than a tie has room for.
-    """
-    target = _examiner(model, dtype, runtime, quantization)
-    target.rollback(0, 0)
-    scores = target.forward([Feed(0, 0, list(text), 1)])[0].numpy()
-    allowed = tolerance(target.info.dtype, float(scores.max()))
-    if sampling.temperature > 0.0:
-        allowed /= sampling.temperature
-        noise = gumbel(sampling.seed, sampling.choice, len(text), np.arange(len(scores)))
-        scores = log_probabilities(scores, sampling) + noise
-    top = float(scores.max())
-    gaps = (top - float(scores[tokens[0]]), top - float(scores[tokens[1]]))
-    return Divergence(len(text), tokens, gaps, allowed)
-
-
-@cache
-def _examiner(model: str, dtype: str, runtime: str, quantization: str) -> Any:
-    """The target again, loaded for the first two texts that differ: torch comes with it."""
-    from specwire.lm import load_model
-
-    runtime = runtime if runtime in (OPENVINO, LLAMACPP) else TORCH
-    return load_model(model, slots=1, dtype=dtype, runtime=runtime, quantization=quantization)
 
 
 HEAD = ("temperature", "tokens/s off", "on", "gain", "per forward", "text", "head", "drafter")
@@ -377,11 +270,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All pairs of a temperature. partings: of each, None where its texts are one."""
+    """All pairs of a temperature."""
 
     temperature: float
     pairs: Sequence[Pair]
-    partings: Sequence[Divergence | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,8 +316,7 @@ def report(compared: Sequence[Comparison], headed: bool) -> str:
         explained = explained.replace(" head,", "")
     pairs = [pair for each in compared for pair in each.pairs]
     verdict = f"texts identical, token for token: {sum(pair.identical for pair in pairs)} of {len(pairs)}"
-    partings = [f"  different from {parting}" for each in compared for parting in each.partings if parting is not None]
-    return "\n".join([table(rows), "", explained, verdict, *partings])
+    return "\n".join([table(rows), "", explained, verdict])
 
 
 def counts(off: Completion, on: Completion, headed: bool) -> str:
@@ -468,15 +359,7 @@ def figures(pairs: Sequence[Pair]) -> Figures:
 
 def as_object(compared: Comparison) -> dict[str, object]:
     """Return the comparison for scripts."""
-    prompts = [
-        {
-            "name": pair.name,
-            "text": pair.on.text,
-            **asdict(figures([pair])),
-            "parting": None if parting is None else {**asdict(parting), "near_tie": parting.near_tie},
-        }
-        for pair, parting in zip(compared.pairs, compared.partings, strict=True)
-    ]
+    prompts = [{"name": pair.name, "text": pair.on.text, **asdict(figures([pair]))} for pair in compared.pairs]
     return {"temperature": compared.temperature, "prompts": prompts, "all": asdict(figures(compared.pairs))}
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from deploy.cli.main import run_owned
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
 from deploy.cli.terminal import Painter, ProvisionalTail, is_terminal, number, painter
+from deploy.stack import stack
 from deploy.stack.options import StackError
-from deploy.stack.stack import start_shown
 from specwire.client import (
     AsyncClient,
     Chunk,
@@ -165,7 +165,7 @@ async def stack_at(command: str, where: StackAddress, folder: Path) -> AsyncIter
         yield where.address
         return
     say_what_starts(command, where)
-    running = await start_shown(where.own, folder)
+    running = await stack.start(where.own, folder)
     try:
         yield running.address
     finally:

@@ -12,7 +12,6 @@ from deploy.cli.main import run_owned
 from deploy.cli.stack_address import ListedStack, listed
 from deploy.stack import stack
 from deploy.stack.options import StackOptions, stack_options
-from deploy.stack.stack import start_shown
 from orchestrator.options import and_http, chat_template_of, http_access_of, http_is_installed, http_of
 from orchestrator.tenants import access_of
 from specwire.core.invalid import InvalidParameter
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _serve(options: StackOptions, folder: Path, as_json: bool, unlisted: bool) -> int:
     LAST_LINE.quiet = as_json
-    running = await start_shown(options, folder)
+    running = await stack.start(options, folder)
     try:
         with nullcontext() if unlisted else listed(_listed(running)):
             if options.one_process:

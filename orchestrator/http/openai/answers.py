@@ -259,10 +259,9 @@ class CompletionShape(PlainShape):
 #
 # It says for each of the request's sessions POSITION-HASH-END-STAGE, commas between them, nothing for one that the
 # reader has not heard of. The hash is that of the text before the position (PROTOCOL.md, section 4): a reader that has
-# another text is told so. Without END and STAGE, as it was written once, nothing is known of offsets, and the end is
-# told again.
+# another text is told so.
 
-FORM = re.compile(r"([0-9]{1,10})-([0-9a-f]{16})(?:-([0-9]{1,10})-([0-4]))?")
+FORM = re.compile(r"([0-9]{1,10})-([0-9a-f]{16})-([0-9]{1,10})-([0-4])")
 FIELD = "Last-Event-ID"
 MOST_WHOLE = (1 << 32) - 1
 
@@ -323,8 +322,8 @@ def _place(text: str) -> StreamPlace:
     found = FORM.fullmatch(text)
     if found is None:
         raise _no_id()
-    position, value, end, stage = found.groups(default="")
-    place = StreamPlace(int(position), int(value, 16), int(end or 0), Stage(int(stage)) if stage else Stage.GOING)
+    position, value, end, stage = found.groups()
+    place = StreamPlace(int(position), int(value, 16), int(end), Stage(int(stage)))
     if max(place.position, place.end) > MOST_WHOLE:
         raise _no_id()
     return place

@@ -35,7 +35,6 @@ from orchestrator.http.openai.answers import (
 from orchestrator.http.openai.answers import parse as parse_places
 from orchestrator.http.openai.prompts import scored
 from orchestrator.http.openai.requests import MOST_CHOICES, CompletionRequest, take_chat, take_completion
-from orchestrator.http.openai.usage import headers_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.rpc.convert import constraint_to_wire
@@ -121,7 +120,7 @@ class Completions:
             begins, leave = await begun(events, self._quiet)
             return EventStream(answer.stream(begins), self._quiet, leave)
         written = await answer.whole(events)
-        return Response(written, media_type="application/json", headers=headers_of(answer.stats))
+        return Response(written, media_type="application/json")
 
     async def _scored(
         self,

@@ -29,7 +29,7 @@ from orchestrator.http.openai.answers import FAILURES, Events, EventStream
 from orchestrator.http.openai.completions import begun, demand
 from orchestrator.http.openai.requests import CompletionRequest, take_chat
 from orchestrator.http.openai.response_items import OutputItems, chat_choice, chat_tools, items_of, messages_of
-from orchestrator.http.openai.usage import headers_of, usage_of
+from orchestrator.http.openai.usage import usage_of
 from orchestrator.session.stats import stats_of
 from orchestrator.sessions import END_LIMIT_S
 from orchestrator.store import StoredSession
@@ -244,7 +244,7 @@ class Responses:
             raise Failure(500, "the session told nothing", "server_error")
         if answer.reason in FAILURES:
             raise StatusError(*FAILURES[answer.reason])
-        return JSONResponse(answer.body(), headers=headers_of([answer.stats]))
+        return JSONResponse(answer.body())
 
     async def _stream(self, events: Events, note: ResponseNote, served: Served) -> AsyncGenerator[bytes, None]:
         """Typed events, each with its number. A failure is the last one."""

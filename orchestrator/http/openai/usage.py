@@ -1,4 +1,4 @@
-"""What a request has used, and what speculation did for it: in OpenAI's usage, vLLM's metrics, and headers."""
+"""What a request has used, and what speculation did for it: in OpenAI's usage, and vLLM's metrics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import Any, NamedTuple
 from specwire.v1 import generation_pb2 as pb
 
 Json = dict[str, Any]
-
-# Of whole answers. A stream's headers are sent before there is anything to tell.
-HEADER = "x-specwire-"
-SPECULATION = tuple(HEADER + name for name in ("proposed", "tested", "accepted", "acceptance", "accepted-by-source"))
 
 
 class DraftTally(NamedTuple):
@@ -106,12 +102,3 @@ def metrics_of(stats: Sequence[pb.Stats]) -> Json:
             "num_spec_tokens": width,
         }
     }
-
-
-def headers_of(stats: Sequence[pb.Stats]) -> dict[str, str]:
-    """The same for who reads headers only: a proxy, a log."""
-    whole = total(stats)
-    sources = ", ".join(f"{name}={each.accepted}" for name, each in by_source(stats).items())
-    acceptance = {} if whole.acceptance is None else {f"{HEADER}acceptance": f"{whole.acceptance:g}"}
-    figures = {f"{HEADER}{name}": str(count) for name, count in whole._asdict().items()}
-    return {**figures, **acceptance, f"{HEADER}accepted-by-source": sources}

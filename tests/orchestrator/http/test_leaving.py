@@ -93,11 +93,11 @@ def test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was(door: Fr
 def test_a_place_that_is_none_of_the_stream(door: Front) -> None:
     wish = {**LONG, "max_tokens": 5, "request_id": "placed"}
     door.events(COMPLETIONS, **wish)
-    for place, status in (("5", 400), ("4-0000000000000000", 500), ("9999-0000000000000000", 500)):
+    for place, status in (("5", 400), ("4-0000000000000000-0-1", 500), ("9999-0000000000000000-0-1", 500)):
         answer = door.client.post(COMPLETIONS, json=wish, headers={"Last-Event-ID": place})
         assert answer.status_code == status, answer.text
     del wish["request_id"]
-    answer = door.client.post(COMPLETIONS, json=wish, headers={"Last-Event-ID": "4-0000000000000000"})
+    answer = door.client.post(COMPLETIONS, json=wish, headers={"Last-Event-ID": "4-0000000000000000-0-1"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 

@@ -236,7 +236,9 @@ def test_a_reader_that_comes_back_hears_all_of_it_again(tiny_door: Front) -> Non
         again = door.done(CHAT, request_id="twice", **body)["choices"][0]
         stream = door.client.post(CHAT, json={**body, "request_id": "twice", "stream": True})
         refused = door.client.post(
-            CHAT, json={**body, "request_id": "twice", "stream": True}, headers={"Last-Event-ID": "5-0000000000000000"}
+            CHAT,
+            json={**body, "request_id": "twice", "stream": True},
+            headers={"Last-Event-ID": "5-0000000000000000-0-1"},
         )
     assert first == again
     assert "\nid: " not in stream.text
