@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
@@ -61,8 +60,6 @@ VERIFIER = "verifier"
 MOST_QUEUE, MOST_QUEUE_WAIT_S = 4096, 3600.0
 PATIENCE = QueuePatience(sessions=QUEUE, wait_us=QUEUE_WAIT_S * 1e6)
 MIB = 1 << 20
-# Of the number that tells one start of a verifier from another.
-INSTANCE_BITS = 64
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
@@ -351,7 +348,6 @@ def _described(lm: SlotModel, costs: StepCosts, text_memory: int) -> common_pb2.
     """What is told of the target."""
     info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes, convention_of(lm.info.tokenizer_json))
     info.text_room = text_memory // TOKEN_BYTES
-    info.instance = secrets.randbits(INSTANCE_BITS) if info.text_room else 0
     for rows, microseconds in costs.forward.points.items():
         info.forward_times.add(rows=rows, microseconds=round(microseconds))
     return info

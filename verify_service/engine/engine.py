@@ -166,7 +166,7 @@ def weight(command: Command) -> int:
     match command:
         case Tick(opens=opens, proposals=proposals):
             parts = 1 + len(opens) + len(proposals) + len(command.progress) + len(command.closes)
-            told = sum(len(opening.tokens) for opening in opens) + sum(1 + len(text.tokens) for text in command.texts)
+            told = sum(len(opening.tokens) for opening in opens)
             told += sum(1 + len(tokens) // PACKED_TOKENS for _, tokens in command.references)
             told += DRAFTER * sum(1 + len(drafters) for _, drafters in command.drafters)
             told += DRAFTER * sum(len(opening.drafters) for opening in opens)
@@ -265,8 +265,6 @@ class Engine:
             ready = self._sharing.able(ready, self._scorer.lent)
         runnable = self._runnable(ready)
         late = len(runnable) < len(ready)
-        if self.sessions.earlier.waiting:
-            self.sessions.earlier.read(busy=bool(runnable))
         if self.sessions.references.waiting:
             self.sessions.references.read(busy=bool(runnable))
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
@@ -297,8 +295,7 @@ class Engine:
             self.tell()
             self._score(scoring)
             return None
-        reading = self.sessions.earlier.waiting or self.sessions.references.waiting
-        return None if plan.shares or reading else Rest(self._next_us(late))
+        return None if plan.shares or self.sessions.references.waiting else Rest(self._next_us(late))
 
     def _runnable(self, ready: Sequence[Held]) -> dict[int, Held]:
         """By slot those whose constraints have answered, each looked at for whether it is searched for guesses."""
