@@ -247,13 +247,12 @@ async def load(
     detach_grace: float = DETACH_GRACE_S,
     patience: QueuePatience = PATIENCE,
     shares: TenantShares | None = None,
-    gather_us: float = 0.0,
     cores: frozenset[int] = frozenset(),
 ) -> LoadedVerifier:
     """A verifier's thread, which runs and is to be stopped by the caller.
 
-    Raises ModelError. registry: where its metrics are read. meter: where its load is read. gather_us: see `Engine`.
-    cores: see ServiceThread. For the rest see `start`.
+    Raises ModelError. registry: where its metrics are read. meter: where its load is read. cores: see ServiceThread.
+    For the rest see `start`.
     """
     share_machine()
     ranks = Ranks(options.ranks, {"spec": options.model, **options.loading()}) if options.ranks > 1 else None
@@ -281,7 +280,6 @@ async def load(
             shares=shares,
             text_memory=text_memory,
             known=_known(lm, options),
-            gather_us=gather_us,
         )
         registry.add(VERIFIER, lambda: families(engine))
         reader.read = lambda: load_of(engine)

@@ -194,13 +194,12 @@ class StepTimings(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What one link is told at a time: usually the report of one step. urgent: it does not wait for those of others."""
+    """What one link is told at a time: usually the report of one step."""
 
     admitted: list[Admitted] = field(default_factory=list)
     decided: list[Decided] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     timings: StepTimings | None = None
-    urgent: bool = False
 
 
 Reports = dict[int, Report]
