@@ -183,7 +183,6 @@ class Pool:
     Args:
         sessions: all that may lack a peer.
         local: peers in this process, by the addresses that `options` name them with.
-        on_change: is called when a peer has become usable or unusable.
 
     `models`: of the verifiers here. `feed`: of the registry; None without one. `affinity`: where sessions were placed
     last.
@@ -196,13 +195,11 @@ class Pool:
         options: OrchestratorOptions,
         sessions: Callable[[], Sequence[SessionDriver]],
         local: Mapping[str, LocalPeer] = ALL_ELSEWHERE,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         tokenizers = Tokenizers()
         self.models = Models(tokenizers)
         self._options = options
         self._sessions = sessions
-        self._on_change = on_change
         self.affinity = SessionAffinity()
         self._dialled = Dialled(options.peer_tls, options.peer_token, tokenizers, self._rebalance, local)
         self._feeding: asyncio.Task[None] | None = None
@@ -363,7 +360,6 @@ class Pool:
         for driver in self._sessions():
             self.place(driver)
         self._relieve()
-        self._on_change()
 
     def _relieve(self) -> None:
         """Move sessions that wait for a slot to verifiers with a free one, such as one that has just come."""

@@ -15,7 +15,6 @@ from orchestrator.admission import Admission
 from orchestrator.options import OrchestratorOptions
 from orchestrator.ownership.ownership import Cancellations, Ownership
 from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
-from orchestrator.peers.warming import Warming
 from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice, hash_beside
@@ -280,8 +279,7 @@ class Orchestrator:
         self.store = store
         self.roster = KnownSessions(options.store_timeout)
         self.sessions = self.roster.sessions
-        self._warming = Warming(store, options.access, lambda: self.pool.verifiers)
-        self.pool = Pool(options, lambda: list(self.sessions.values()), local, self._warming.look)
+        self.pool = Pool(options, lambda: list(self.sessions.values()), local)
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time, options.retention)
         self.admission = Admission(self._allowances.charge)
@@ -336,7 +334,6 @@ class Orchestrator:
         for task in self._keeping:
             task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
-        await self._warming.stop()
         await self.pool.stop()
         await self.roster.close(drivers)
         self.admission.stop()

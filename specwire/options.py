@@ -195,7 +195,7 @@ LOG_OF = {
 STARTED = {"default": CLUSTER_START_S, "help": "until what is started must be ready (default: %(default)g s)"}
 HEADS = (
     "what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head trained for it, "
-    "of MTP layers, mostly its own, or of `specwire learn`; self:skip=LAYER,... or self:exit=LAYER, itself without "
+    "of an MTP layer, mostly its own, or of `specwire learn`; self:skip=LAYER,... or self:exit=LAYER, itself without "
     "some layers; auto: the one included for it, if any (default: {heads})"
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
@@ -61,8 +60,6 @@ VERIFIER = "verifier"
 MOST_QUEUE, MOST_QUEUE_WAIT_S = 4096, 3600.0
 PATIENCE = QueuePatience(sessions=QUEUE, wait_us=QUEUE_WAIT_S * 1e6)
 MIB = 1 << 20
-# Of the number that tells one start of a verifier from another.
-INSTANCE_BITS = 64
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
@@ -250,13 +247,12 @@ async def load(
     detach_grace: float = DETACH_GRACE_S,
     patience: QueuePatience = PATIENCE,
     shares: TenantShares | None = None,
-    gather_us: float = 0.0,
     cores: frozenset[int] = frozenset(),
 ) -> LoadedVerifier:
     """A verifier's thread, which runs and is to be stopped by the caller.
 
-    Raises ModelError. registry: where its metrics are read. meter: where its load is read. gather_us: see `Engine`.
-    cores: see ServiceThread. For the rest see `start`.
+    Raises ModelError. registry: where its metrics are read. meter: where its load is read. cores: see ServiceThread.
+    For the rest see `start`.
     """
     share_machine()
     ranks = Ranks(options.ranks, {"spec": options.model, **options.loading()}) if options.ranks > 1 else None
@@ -284,7 +280,6 @@ async def load(
             shares=shares,
             text_memory=text_memory,
             known=_known(lm, options),
-            gather_us=gather_us,
         )
         registry.add(VERIFIER, lambda: families(engine))
         reader.read = lambda: load_of(engine)
@@ -351,7 +346,6 @@ def _described(lm: SlotModel, costs: StepCosts, text_memory: int) -> common_pb2.
     """What is told of the target."""
     info = model_info_to_wire(lm.info, lm.slots, lm.kv_bytes, convention_of(lm.info.tokenizer_json))
     info.text_room = text_memory // TOKEN_BYTES
-    info.instance = secrets.randbits(INSTANCE_BITS) if info.text_room else 0
     for rows, microseconds in costs.forward.points.items():
         info.forward_times.add(rows=rows, microseconds=round(microseconds))
     return info

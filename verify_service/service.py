@@ -8,7 +8,7 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -49,7 +49,6 @@ from verify_service.engine.messages import (
     Admitted,
     Begun,
     Command,
-    EarlierText,
     LinkLost,
     Opening,
     Refusal,
@@ -69,7 +68,7 @@ logger = logging.getLogger(__name__)
 # Messages of VerifyService <-> commands and reports. What is invalid is refused here, with the field's name.
 
 # How the lists of a long message are taken: as `Tick`, whose closes come first, and again for what it opened.
-IN_TURN = ("closes", "opens", "proposals", "progress", "drafters", "references", "closes", "texts", "forgotten")
+IN_TURN = ("closes", "opens", "proposals", "progress", "drafters", "references", "closes", "forgotten")
 # Scores from which writing them takes long enough for others of the event loop to feel it.
 MANY = 512
 MOST_SESSION_ID = 256
@@ -118,7 +117,6 @@ def tick_from_wire(
         tuple((progress.handle, allowance_from_wire(progress)) for progress in message.progress),
         (*(close.handle for close in message.closes), *(refusal.handle for refusal in refusals)),
         tuple(own_id(tenant, session_id) for session_id in message.forgotten),
-        tuple(_texts_from_wire(message.texts, info, tenant)) if message.texts else (),
         tuple(references),
         tuple(drafters),
     )
@@ -138,18 +136,6 @@ def taken(
     refusals += late
     codes = Counter(refusal.code.name.lower() for refusal in refusals)
     return tick, verify_pb2.ConnectVerifyResponse(refused=map(refusal_to_wire, refusals)), codes
-
-
-def _texts_from_wire(
-    texts: Sequence[verify_pb2.EarlierText], info: common_pb2.GetModelInfoResponse, tenant: str
-) -> Iterator[EarlierText]:
-    """Those that are valid: they are hints, and nobody waits for an answer."""
-    for text in texts:
-        identified = 1 <= len(text.session_id) <= MOST_SESSION_ID and 1 <= len(text.cache_scope) <= MOST_SCOPE
-        ours = text.vocabulary_fingerprint == info.vocabulary_fingerprint
-        if identified and ours and 1 <= len(text.tokens) <= info.context and max(text.tokens) < info.vocabulary:
-            scope = own_scope(tenant, text.cache_scope)
-            yield EarlierText(own_id(tenant, text.session_id), scope, tuple(text.tokens))
 
 
 def opening_from_wire(

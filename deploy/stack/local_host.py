@@ -13,7 +13,6 @@ import verify_service.server
 from deploy.stack.options import VERIFIER, StackError, kind_of
 from draft_service.service import DraftServicer
 from specwire.core.model import ModelError
-from specwire.core.policy.tunables import GATHER_US
 from specwire.rpc.link import LocalPeer
 from specwire.rpc.local import LocalServer
 from specwire.rpc.model_info import core_numbers
@@ -120,7 +119,7 @@ class LocalHost:
     async def _verify(self, role: str, options: ModelServiceOptions, server: LocalServer) -> None:
         cores = self._placement.cores_of(role)
         registry = self.figures[role]
-        thread, info, versions = await verify_service.server.load(options, registry, gather_us=GATHER_US, cores=cores)
+        thread, info, versions = await verify_service.server.load(options, registry, cores=cores)
         servicer = VerifyServicer(thread, info)
         self._cleanup.push_async_callback(thread.stop)
         self._cleanup.push_async_callback(server.stop)

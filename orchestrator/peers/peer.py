@@ -264,16 +264,6 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         self._accept = accept
         self._lost_at: float | None = None
         self._failures = 0
-        self._told_texts: int | None = None
-
-    @property
-    def wants_texts(self) -> bool:
-        """Whether it has room for texts of ended sessions, and was told none since it started."""
-        return self.info is not None and self.info.text_room > 0 and self.info.instance != self._told_texts
-
-    def texts_told(self, info: Info) -> None:
-        """Note that the process which described itself so was told all that it is to be told."""
-        self._told_texts = info.instance
 
     @property
     def takes_sessions(self) -> bool:

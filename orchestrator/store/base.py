@@ -384,15 +384,11 @@ class StoredSession(LogTail):
 
 
 class KnownSession(NamedTuple):
-    """state: running, ended or deleted. whose: its tenant, and whether it is private; None where nothing tells.
-
-    ended: when it ended, Unix time in seconds by the store's clock; 0 where it runs, or nothing tells.
-    """
+    """state: running, ended or deleted. whose: its tenant, and whether it is private; None where nothing tells."""
 
     session_id: str
     state: str
     whose: tuple[str, bool] | None
-    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

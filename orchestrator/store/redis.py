@@ -43,7 +43,6 @@ from orchestrator.store.base import (
 )
 from orchestrator.store.batcher import Batcher, LuaScript, Reply
 from orchestrator.store.encoding import (
-    US,
     encode_record,
     pack_logprobs,
     pack_outcomes,
@@ -83,9 +82,7 @@ MOST_CLAIMS = 8
 META = session_keys("|")[0].split("|")
 ANY_META = "*".join(META)
 # What is asked of each.
-KNOWN_FIELDS = ("state", "record", "ended_us")
-# Digits of an instant in microseconds that are read, whatever stands there.
-INSTANT_DIGITS = 17
+KNOWN_FIELDS = ("state", "record")
 
 
 class RedisStore:
@@ -316,10 +313,9 @@ class RedisStore:
 
 def _known(key: bytes, held: Sequence[bytes | None]) -> KnownSession:
     session_id = key.decode(errors="replace").removeprefix(META[0]).removesuffix(META[1])
-    state, record, ended_us = held
+    state, record = held
     owner = None if record is None else whose(record)
-    ended = int(ended_us[:INSTANT_DIGITS]) / US if ended_us is not None and ended_us.isdigit() else 0.0
-    return KnownSession(session_id, (state or b"").decode(errors="replace"), owner, ended)
+    return KnownSession(session_id, (state or b"").decode(errors="replace"), owner)
 
 
 def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | None) -> tuple[Argument, ...]:

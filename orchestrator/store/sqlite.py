@@ -347,16 +347,14 @@ class SqliteStore:
     def _known(self, behind: str) -> list[KnownSession]:
         """Those whose ids come behind that one, in order, at most TOLD_AT_ONCE."""
         query = """
-            SELECT session_id, CASE WHEN reason IS NULL THEN 'running' ELSE 'ended' END, tenant, private, ended
+            SELECT session_id, CASE WHEN reason IS NULL THEN 'running' ELSE 'ended' END, tenant, private
             FROM sessions WHERE session_id > ?1 AND expires > ?2
-            UNION ALL SELECT session_id, 'deleted', NULL, NULL, NULL
+            UNION ALL SELECT session_id, 'deleted', NULL, NULL
             FROM deleted WHERE session_id > ?1 AND expires > ?2
             ORDER BY session_id LIMIT ?3"""
         return [
-            KnownSession(session_id, state, None if tenant is None else (tenant, bool(private)), ended or 0.0)
-            for session_id, state, tenant, private, ended in self._db.execute(
-                query, (behind, self._clock(), TOLD_AT_ONCE)
-            )
+            KnownSession(session_id, state, None if tenant is None else (tenant, bool(private)))
+            for session_id, state, tenant, private in self._db.execute(query, (behind, self._clock(), TOLD_AT_ONCE))
         ]
 
     # What stands beside them

@@ -36,7 +36,7 @@ def position_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     layers = text.num_hidden_layers
     if kinds is not None:
         layers = sum(kind in ATTENTION or kind == HYBRID for kind in kinds)
-    if not layers or text.model_type == "rwkv":  # which has no kinds of layers, and no heads
+    if not layers:
         return 0
     if latent := getattr(text, "kv_lora_rank", None):  # what is kept is compressed (arXiv 2405.04434, section 2.1)
         return int(layers * (latent + text.qk_rope_head_dim) * dtype.itemsize)

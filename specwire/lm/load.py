@@ -1,4 +1,4 @@
-"""How a language model is loaded: from a path, a hub id, a GGUF file, "scripted:..." or "table:..."."""
+"""How a language model is loaded: from a path, a hub id, a GGUF file or "scripted:..."."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.self_speculation import is_self
 from specwire.lm.kv_cache import LanguageModel
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.lm.table_model import PREFIX as TABLE_PREFIX
-from specwire.lm.table_model import load_table_model
 from specwire.named_models import included_head, located
 
 logger = logging.getLogger(__name__)
@@ -54,8 +52,8 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     """Load a causal language model.
 
     Args:
-        spec: local directory, hub id, GGUF file, a named model (`specwire.named_models`), a scripted model
-            (`specwire.lm.scripted.USAGE`), or a table of n-grams (`table:FILE`).
+        spec: local directory, hub id, GGUF file, a named model (`specwire.named_models`), or a scripted model
+            (`specwire.lm.scripted.USAGE`).
         options: see `specwire.core.model.Loading`.
 
     Raises:
@@ -68,8 +66,6 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         asked = replace(asked, heads=_included(spec, asked))
     if spec.startswith(PREFIX):
         return _scripted(spec, asked)
-    if spec.startswith(TABLE_PREFIX):
-        return _table(spec, asked)
     by_llamacpp = is_gguf(spec) and computes_gguf(spec, asked) == LLAMACPP
     if by_llamacpp:
         _check_for_llamacpp(asked)
@@ -79,8 +75,8 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         check_directory(spec)
     elif asked.engine == VLLM:
         raise ModelError(f"engine: {VLLM} is not served with a {GGUF} file here")
-    # Imported here because transformers takes seconds to import: neither a scripted model, nor a table, nor whoever is
-    # told of a mistake needs to wait for it.
+    # Imported here because transformers takes seconds to import: neither a scripted model nor whoever is told of
+    # a mistake needs to wait for it.
     from specwire.lm import pretrained
     from specwire.lm.kv_memory import KvMemory
 
@@ -282,12 +278,6 @@ def _scripted(spec: str, asked: Loading) -> LanguageModel:
         lacking = "layers to skip" if is_self(heads) else "features for them"
         raise ModelError(f"heads: a scripted model has no {lacking}")
     return HeadedScript.beside(spec, heads, slots=asked.slots, context=asked.context)
-
-
-def _table(spec: str, asked: Loading) -> LanguageModel:
-    if asked.ranks is not None or asked.heads is not None:
-        raise ModelError(f"model: {spec} is a table, which drafts and is no target")
-    return load_table_model(spec, asked.slots, asked.context)
 
 
 @contextmanager

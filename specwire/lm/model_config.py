@@ -35,7 +35,6 @@ WINDOWED = frozenset(
         "phi3",
         "qwen2",
         "qwen3",
-        "recurrent_gemma",
     }
 )
 
@@ -103,8 +102,6 @@ RECURRENT = frozenset(
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
-        "recurrent_gemma",
-        "rwkv",
         "zamba2",
     }
 )
@@ -126,11 +123,15 @@ def is_recurrent(config: PreTrainedConfig) -> bool:
 
 def check_kind(config: PreTrainedConfig) -> None:
     """ModelError unless every layer keeps keys and values by position, or a state of a kind that is served."""
-    kind = config.model_type
+    kind, text = config.model_type, config.get_text_config()
     served = ATTENTION | RECURRENT_LAYERS if is_recurrent(config) else ATTENTION
     if config.is_encoder_decoder:
         raise ModelError(f"{kind} models have an encoder; a causal, decoder-only model is needed")
-    for layer in sorted(set(getattr(config.get_text_config(), "layer_types", None) or ())):
+    if not (is_recurrent(config) or hasattr(text, "num_attention_heads")):
+        raise ModelError(
+            f"this {kind} model names no attention heads; what else it keeps cannot be rolled back to a position"
+        )
+    for layer in sorted(set(getattr(text, "layer_types", None) or ())):
         if layer not in served:
             raise ModelError(f"this {kind} model has {layer} layers, whose state cannot be rolled back to a position")
 

@@ -1,14 +1,12 @@
 """Files of tables of n-grams: what is looked up in one is read when it is, the rest stays where it is.
 
 A line that names the format, the length of a header (8 bytes, little-endian), the header as JSON (`tokenizer`, and for
-each array its kind and length), and the arrays, each at a multiple of 64 bytes. The last one, where the header says
-`text`, is the tokenizer, compressed by zlib: with it the file drafts by itself.
+each array its kind and length), and the arrays, each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,17 +22,12 @@ MAGIC = b"specwire table 1\n"
 LENGTH_BYTES = 8
 MOST_HEADER = 1 << 16
 ALIGNMENT = 64
-# Of a tokenizer, as JSON: large vocabularies have some 10 MiB.
-MOST_TEXT = 64 << 20
 
 
 def save_table(table: NgramTable, path: Path) -> None:
     """Who has an older file of this name mapped keeps it. Raises OSError."""
     arrays = [each for level in table.levels for each in level.arrays]
-    told: dict[str, object] = {"tokenizer": table.tokenizer, "text": bool(table.tokenizer_json)}
-    if table.tokenizer_json:
-        arrays.append(np.frombuffer(zlib.compress(table.tokenizer_json), np.uint8))
-    told["arrays"] = [[each.dtype.str, len(each)] for each in arrays]
+    told = {"tokenizer": table.tokenizer, "arrays": [[each.dtype.str, len(each)] for each in arrays]}
     header = json.dumps(told).encode()
     with replaced(path) as beside, beside.open("wb") as file:
         file.write(MAGIC + len(header).to_bytes(LENGTH_BYTES, "little") + header)
@@ -55,24 +48,16 @@ def load_table(path: Path) -> NgramTable:
     try:
         told = json.loads(header)
         arrays = list(_mapped(path, [(str(kind), int(count)) for kind, count in told["arrays"]], offset))
-        text = _text(arrays.pop()) if told.get("text") else b""
+        if told.get("text"):
+            arrays.pop()  # a tokenizer, which earlier checkouts wrote behind
         size = len(LEVEL_KINDS)
         levels = tuple(NgramLevel(*arrays[at : at + size]) for at in range(0, len(arrays), size))
         tokenizer = str(told["tokenizer"])
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, zlib.error) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise InvalidParameter("table", f"{path} is broken: {error}") from error
     if not LEAST_ORDER <= len(levels) + 1 <= MOST_ORDER or not all(level.sound for level in levels):
         raise InvalidParameter("table", f"{path} is broken: its arrays do not fit each other")
-    return NgramTable(levels, tokenizer, text)
-
-
-def _text(packed: NDArray[Any]) -> bytes:
-    """Raises ValueError for what is longer than any tokenizer."""
-    unpacking = zlib.decompressobj()
-    text = unpacking.decompress(packed.tobytes(), MOST_TEXT)
-    if not unpacking.eof:
-        raise ValueError(f"a tokenizer of more than {MOST_TEXT} bytes, or a part of one")
-    return text
+    return NgramTable(levels, tokenizer)
 
 
 def _mapped(path: Path, arrays: Sequence[tuple[str, int]], offset: int) -> Iterator[NDArray[Any]]:

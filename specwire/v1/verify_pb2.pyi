@@ -10,13 +10,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConnectVerifyRequest(_message.Message):
-    __slots__ = ("opens", "proposals", "progress", "closes", "forgotten", "texts", "references", "drafters")
+    __slots__ = ("opens", "proposals", "progress", "closes", "forgotten", "references", "drafters")
     OPENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
-    TEXTS_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     opens: _containers.RepeatedCompositeFieldContainer[Open]
@@ -24,10 +23,9 @@ class ConnectVerifyRequest(_message.Message):
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
     closes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Close]
     forgotten: _containers.RepeatedScalarFieldContainer[str]
-    texts: _containers.RepeatedCompositeFieldContainer[EarlierText]
     references: _containers.RepeatedCompositeFieldContainer[ReferencePart]
     drafters: _containers.RepeatedCompositeFieldContainer[Drafters]
-    def __init__(self, opens: _Optional[_Iterable[_Union[Open, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ..., forgotten: _Optional[_Iterable[str]] = ..., texts: _Optional[_Iterable[_Union[EarlierText, _Mapping]]] = ..., references: _Optional[_Iterable[_Union[ReferencePart, _Mapping]]] = ..., drafters: _Optional[_Iterable[_Union[Drafters, _Mapping]]] = ...) -> None: ...
+    def __init__(self, opens: _Optional[_Iterable[_Union[Open, _Mapping]]] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_common_pb2.Close, _Mapping]]] = ..., forgotten: _Optional[_Iterable[str]] = ..., references: _Optional[_Iterable[_Union[ReferencePart, _Mapping]]] = ..., drafters: _Optional[_Iterable[_Union[Drafters, _Mapping]]] = ...) -> None: ...
 
 class Drafters(_message.Message):
     __slots__ = ("handle", "drafters")
@@ -56,18 +54,6 @@ class ReferencePart(_message.Message):
     handle: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class EarlierText(_message.Message):
-    __slots__ = ("session_id", "cache_scope", "tokens", "vocabulary_fingerprint")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    cache_scope: bytes
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    vocabulary_fingerprint: str
-    def __init__(self, session_id: _Optional[str] = ..., cache_scope: _Optional[bytes] = ..., tokens: _Optional[_Iterable[int]] = ..., vocabulary_fingerprint: _Optional[str] = ...) -> None: ...
 
 class ConnectVerifyResponse(_message.Message):
     __slots__ = ("opened", "verdicts", "refused", "timings", "draining", "learnt")

@@ -121,11 +121,6 @@ def deciding(fingerprint: str, handle: int, name: str, sampling: Sampling) -> ve
         proposals=[proposal(handle)],
         progress=[verify_pb2.Progress(handle=handle, durable=len(PROMPT), credit=len(PROMPT) + LENGTH)],
         references=[verify_pb2.ReferencePart(handle=handle, tokens=[1, 2])],
-        texts=[
-            verify_pb2.EarlierText(
-                session_id=f"{name}-before", cache_scope=b"a", tokens=PROMPT, vocabulary_fingerprint=fingerprint
-            )
-        ],
     )
 
 

@@ -234,18 +234,13 @@ HYBRID = [
             time_step_min=1e-6,
         ),
     ),
-    Family(
-        "RecurrentGemma",
-        lambda: RecurrentGemmaConfig(
-            **PADDED, block_types=["recurrent", "attention"], attention_window_size=WINDOW, w_init_variance_scale=1.0
-        ),
-    ),
-    Family("RWKV", lambda: RwkvConfig(**{**SHORT, "hidden_size": 16, "num_hidden_layers": 2}, context_length=CONTEXT)),
 ]
 
 RECURRENT = "cannot be rolled back to a position"
 REFUSED = [
     (Family("MiniMax", lambda: MiniMaxConfig(**PADDED, layer_types=ALTERNATING)), RECURRENT),
+    (Family("RecurrentGemma", lambda: RecurrentGemmaConfig(**PADDED)), RECURRENT),
+    (Family("RWKV", lambda: RwkvConfig(**{**SHORT, "hidden_size": 16, "num_hidden_layers": 2})), RECURRENT),
     (
         Family("StarCoder2", lambda: Starcoder2Config(**PADDED, sliding_window=WINDOW)),
         f"sliding window of {WINDOW} positions, shorter than the context",

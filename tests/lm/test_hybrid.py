@@ -16,7 +16,6 @@ from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.kv_memory import position_bytes, readable
-from specwire.lm.model_config import window_of
 from specwire.lm.runners import hybrid
 from specwire.lm.runners.hybrid import (
     ROWS,
@@ -176,7 +175,7 @@ def memory_for(made: PreTrainedConfig, model: PreTrainedModel, states: int, cont
 
 
 @pytest.mark.parametrize("states", FEWER)
-@pytest.mark.parametrize("name", [*KINDS, "Kimi-Linear", "RecurrentGemma"])
+@pytest.mark.parametrize("name", [*KINDS, "Kimi-Linear"])
 def test_where_memory_is_short_windows_are_and_rows_are_the_plain_ones(name: str, states: int, tmp_path: Path) -> None:
     made = FAMILIES[name].config()
     model = build(made)
@@ -185,7 +184,7 @@ def test_where_memory_is_short_windows_are_and_rows_are_the_plain_ones(name: str
     assert isinstance(lm, CachedLM)
     assert (lm.slots, lm.most_window) == (1, min(MOST_WINDOW, max(0, states - 2)))
     assert lm.state_bytes == states * state_bytes(model)
-    several = CachedLM(HybridRunner(model, 3, CONTEXT, states, window_of(made, CONTEXT)), lm.info, 3)
+    several = CachedLM(HybridRunner(model, 3, CONTEXT, states), lm.info, 3)
     for each in (lm, several):
         texts = Texts(model, each, states, DELTA_RULE.get(name, TOLERANCE))
         for _ in range(15):

@@ -51,8 +51,8 @@ def _eagle3(folder: Path) -> tuple[str, str, int]:
     return where, beside, 3 * 32
 
 
-def _mtp(layers: int, folder: Path) -> tuple[str, str, int]:
-    _, _, where = test_mtp.built(test_mtp.DEEPSEEK, folder, layers)
+def _mtp(folder: Path) -> tuple[str, str, int]:
+    _, _, where = test_mtp.built(test_mtp.LLAMA, folder)
     return where, where, 32
 
 
@@ -67,8 +67,7 @@ def _self(folder: Path) -> tuple[str, str, int]:
 
 KINDS: dict[str, Callable[[Path], tuple[str, str, int]]] = {
     "eagle3": _eagle3,
-    "mtp": partial(_mtp, 1),
-    "mtp of three layers": partial(_mtp, 3),
+    "mtp": _mtp,
     "medusa": partial(_medusa, "medusa"),
     "hydra": partial(_medusa, "hydra"),
     "self": _self,
@@ -81,7 +80,7 @@ WAITING = 1025
 def test_what_a_head_keeps_is_counted_as_well(kind: str, tmp_path: Path) -> None:
     where, heads, width = KINDS[kind](tmp_path)
     own = load_model(where, slots=3, heads=heads).kv_bytes - load_model(where, slots=3).kv_bytes
-    assert (own > 0) == (kind in ("eagle3", "mtp", "mtp of three layers"))
+    assert (own > 0) == (kind in ("eagle3", "mtp"))
     slot = CONTEXT * position_bytes(config("llama"), torch.float32) + own // 3 + WAITING * width * 4
     for memory, slots in ((3 * slot - 1, 2), (3 * slot, 3)):
         lm = load_model(where, slots=16, kv_memory=memory, heads=heads)

@@ -37,8 +37,6 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
 
 TTL = 60.0
-# Seconds by which the store's clock may differ.
-CLOCKS_S = 5.0
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
 
 
@@ -597,8 +595,8 @@ async def test_a_session_is_in_its_models_roll_from_its_beginning(
     assert told == [session_id]
 
 
-async def test_all_sessions_are_known_by_state_tenant_and_end(store: SessionStore) -> None:
-    before, known = time.time(), {}
+async def test_all_sessions_are_known_by_state_and_tenant(store: SessionStore) -> None:
+    known = {}
     for name, private in (("running", False), ("ended", False), ("hidden", True), ("deleted", False)):
         session_id = f"known-{name}-{id(store)}"
         fence = await store.create(record_of(session_id, private=private, request_id=""), TTL)
@@ -608,8 +606,7 @@ async def test_all_sessions_are_known_by_state_tenant_and_end(store: SessionStor
             await store.delete(session_id)
     async for each in store.known_sessions():
         if each.session_id.startswith("known-"):
-            known[each.session_id.split("-")[1]] = each._replace(session_id="", ended=0.0)
-            assert (before - CLOCKS_S < each.ended < time.time() + CLOCKS_S) == (each.state == "ended")
+            known[each.session_id.split("-")[1]] = each._replace(session_id="")
     assert known == {
         "running": KnownSession("", "running", ("a tenant", False)),
         "ended": KnownSession("", "ended", ("a tenant", False)),

@@ -73,7 +73,6 @@ class Rig:
         text_memory: int = 0,
         known: KnownTexts | None = None,
         kv_memory: int | None = None,
-        gather_us: float = 0.0,
         beside: Callable[[LanguageModel], LanguageModel] = lambda lm: lm,
     ) -> None:
         """growth: share of a millisecond that a row more costs; forwards then take their time. drafting: of a head, or
@@ -103,7 +102,6 @@ class Rig:
             shares=shares,
             text_memory=text_memory,
             known=known,
-            gather_us=gather_us,
         )
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, list[Outcome]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -588,44 +588,6 @@ def test_what_a_step_decides_is_told_behind_the_next_plan_and_before_its_forward
     rig.engine.inbox.put(Stop())
     rig.engine.run()
     assert len(rig.tokens[2]) > 0
-
-
-def told_at_a_time(rig: Rig, before_step: Callable[[], None] = lambda: None) -> list[int]:
-    """Step to the end of session 1; how many tokens each report brought."""
-    while 1 not in rig.finished:
-        before_step()
-        rig.engine.step()
-    return [sum(len(each.verdict.tokens) for each in report.decided) for report in rig.reports if report.decided]
-
-
-def test_tokens_wait_for_those_of_the_next_steps_but_not_for_long() -> None:
-    """A step takes 1 ms. The first token and the last are told at once."""
-    rig = Rig(ngram=False, growth=0.0, gather_us=4000.0)
-    rig.open(1, PROMPT, max_tokens=12)
-    assert told_at_a_time(rig) == [1, 3, 3, 3, 2]
-    assert rig.tokens[1] == oracle(rig.lm, PROMPT, 12)
-    slow = Rig(ngram=False, growth=0.0, gather_us=500.0)
-    slow.open(1, PROMPT, max_tokens=4)
-    assert told_at_a_time(slow) == [1, 1, 1, 1]
-
-
-def test_who_drafts_hears_at_once() -> None:
-    rig = Rig(ngram=False, growth=0.0, gather_us=4000.0)
-    rig.open(1, PROMPT, max_tokens=6, drafters=owing(1))
-    assert told_at_a_time(rig) == [1] * 6
-    proposed, truth = Rig(ngram=False, growth=0.0, gather_us=4000.0), oracle(rig.lm, PROMPT, 12)
-    proposed.open(1, PROMPT, max_tokens=6)
-    wrong = [token ^ 1 for token in truth]
-    proposed.propose(1, chain(0, PROMPT, wrong))
-    assert told_at_a_time(proposed) == [1] * 6
-
-
-def test_a_session_without_credit_is_told_all() -> None:
-    rig = Rig(ngram=False, growth=0.0, gather_us=4000.0)
-    rig.open(1, PROMPT, allowance=Allowance(0, len(PROMPT) + 3))
-    while rig.engine.step() is None:
-        pass
-    assert len(rig.tokens[1]) == 3
 
 
 def test_a_constraint_that_answers_while_it_is_decided_to_rest_is_looked_at_soon(

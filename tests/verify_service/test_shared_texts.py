@@ -8,14 +8,11 @@ import pytest
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, SourceKind
-from specwire.core.policy.tunables import READ_AT_ONCE, TEXT_PRIORS
-from specwire.core.verify.shared_texts import FIRST_TOKENS, TOKEN_BYTES, TOKENS_A_TEXT
-from specwire.v1 import common_pb2, verify_pb2
-from tests.orchestrator.stack import plain
+from specwire.core.policy.tunables import TEXT_PRIORS
+from specwire.core.verify.shared_texts import FIRST_TOKENS, TOKEN_BYTES
+from specwire.v1 import common_pb2
 from tests.verify_service.peer import connected, serving
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
-from verify_service.engine.earlier_texts import BESIDE_A_STEP
-from verify_service.engine.messages import EarlierText
 
 # A script whose texts do not repeat themselves.
 SPEC = "scripted:5:memory=3:vocab=2000"
@@ -165,124 +162,6 @@ def test_a_session_opened_again_elsewhere_is_kept_once() -> None:
     on.open(1, PROMPT, max_tokens=LENGTH, scope=OURS, shared=True, fence=2)
     on.run()
     assert on.engine.sessions.texts.texts == 1
-
-
-# What ended sessions said, by a log
-
-
-def earlier(on: Rig, session_id: str = "ended", scope: bytes = OURS, prompt: tuple[int, ...] = PROMPT) -> EarlierText:
-    """What a session that began like that has said, elsewhere."""
-    return EarlierText(session_id, scope, (*prompt, *oracle(on.lm, prompt, LENGTH)))
-
-
-def left_out(on: Rig) -> int:
-    return sum(count for reason, count in on.engine.sessions.counts.items() if reason.startswith("text of an ended"))
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, COUPLED])
-def test_what_ended_sessions_said_is_proposed_too(sampling: Sampling) -> None:
-    on = rig()
-    text = EarlierText("ended", OURS, (*PROMPT, *oracle(on.lm, PROMPT, LENGTH, sampling)))
-    on.tick(texts=(text,))
-    on.run()
-    assert steps(on, 1, sampling, scope=THEIRS) > LENGTH * 0.9
-    assert steps(on, 2, sampling) < LENGTH / 4
-
-
-def test_taken_in_it_delays_no_step() -> None:
-    """Each step decides a token, and takes few in."""
-    on = rig()
-    theirs = on.engine.sessions.texts.of(THEIRS)
-    assert theirs is not None
-    on.open(1, PROMPT, max_tokens=LENGTH, scope=OURS, shared=True)
-    while not on.tokens.get(1):
-        on.step()
-    on.tick(texts=tuple(earlier(on, f"ended-{number}", THEIRS, (number, *PROMPT)) for number in range(30)))
-    while on.engine.sessions.earlier.waiting or not len(theirs):
-        decided, texts = len(on.tokens[1]), len(theirs)
-        on.step()
-        assert len(on.tokens[1]) > decided
-        assert len(theirs) <= texts + BESIDE_A_STEP // TOKENS_A_TEXT
-    assert len(theirs) == 30
-
-
-def test_it_is_taken_in_where_nothing_has_to_leave_for_it() -> None:
-    on = rig(memory=2 * FIRST_TOKENS * TOKEN_BYTES)
-    texts = on.engine.sessions.texts
-    first = steps(on, 1)
-    on.tick(texts=(EarlierText("too long", THEIRS, tuple(range(1, 1900)) * 3), EarlierText("fits", THEIRS, PROMPT)))
-    on.tick(texts=(EarlierText("no room", b"others", PROMPT),))
-    on.run()
-    assert (texts.texts, texts.evicted, left_out(on)) == (2, 0, 2)
-    assert steps(on, 2) < first / 4, "ours is still there"
-
-
-def test_of_a_session_that_is_known_or_held_it_is_ignored() -> None:
-    on = rig()
-    steps(on, 1)
-    on.open(2, PROMPT, max_tokens=LENGTH, scope=OURS, shared=False)
-    on.step()
-    on.tick(texts=(earlier(on, "session-1"), earlier(on, "session-2"), earlier(on), earlier(on)))
-    on.run()
-    assert left_out(on) == 3
-    assert on.engine.sessions.texts.texts == 2
-
-
-@pytest.mark.parametrize("when", ["before", "with", "while it waits", "after"])
-def test_what_was_deleted_is_never_proposed(when: str) -> None:
-    on = rig()
-    gone = ("ended",)
-    if when == "before":
-        on.tick(forgotten=gone)
-    longer = EarlierText("other", THEIRS, PROMPT * (2 * READ_AT_ONCE // len(PROMPT)))
-    on.tick(texts=(longer, earlier(on)), forgotten=gone if when == "with" else ())
-    if when == "while it waits":
-        on.step()
-        assert on.engine.sessions.earlier.waiting
-        on.tick(forgotten=gone)
-    if when == "after":
-        on.run()
-        on.tick(forgotten=gone)
-    on.run()
-    assert on.engine.sessions.texts.texts == 1
-    assert steps(on, 1) > LENGTH * 0.9
-
-
-def test_more_than_can_wait_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify_service.engine.earlier_texts.MOST_WAITING", 3 * (LENGTH + len(PROMPT)))
-    on = rig()
-    on.tick(texts=tuple(earlier(on, str(number)) for number in range(5)))
-    on.run()
-    assert (on.engine.sessions.texts.texts, left_out(on)) == (3, 2)
-
-
-async def test_ended_sessions_over_the_wire_and_hints_that_are_invalid() -> None:
-    stopping = common_pb2.Stopping(max_tokens=LENGTH)
-    said = [*PROMPT, *plain(SPEC, PROMPT, LENGTH)]
-    async with serving(f"{SPEC}:delay_ms=1") as running, connected(running) as peer:
-        words = running.info.vocabulary_fingerprint
-        valid = {"session_id": "s", "cache_scope": OURS, "tokens": said, "vocabulary_fingerprint": words}
-        wrong: list[dict[str, Any]] = [
-            {"session_id": ""},
-            {"session_id": "s" * 257},
-            {"cache_scope": b""},
-            {"cache_scope": b"s" * 65},
-            {"tokens": []},
-            {"tokens": [*said[:-1], running.info.vocabulary]},
-            {"tokens": said * 9},
-            {"vocabulary_fingerprint": "another"},
-        ]
-        tested = dict.fromkeys((1, 2), 0)
-        for handle, told in enumerate(([{**valid, **each} for each in wrong], [valid]), 1):
-            await peer.send(texts=[verify_pb2.EarlierText(**each) for each in told])
-            await peer.open(handle, PROMPT, stopping=stopping, share_text=True, cache_scope=OURS)
-            while handle not in peer.finished:
-                for verdict in (await peer.receive()).verdicts:
-                    tested[verdict.handle] += verdict.tested
-            await peer.send(forgotten=["session-1"])
-    assert peer.tokens[1] == peer.tokens[2] == said[len(PROMPT) :]
-    assert tested[1] < LENGTH / 4
-    assert tested[2] > LENGTH / 2
 
 
 async def test_over_the_wire() -> None:

@@ -22,7 +22,6 @@ from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.drafters import PlannedStep
-from specwire.core.policy.tunables import DRAFTED_LATELY_US
 from specwire.core.policy.windows import Share, StepCandidate, least_charge_us, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
@@ -155,18 +154,12 @@ class EngineTally(SpeculationCounts):
             self.refused += Outcome.RECOVERED in verdict.outcomes
 
 
-def _may_be_drafted(part: Part) -> bool:
-    """Whether a drafter may be at work for its session: an answer is due or came, or the session has only begun."""
-    session = part.held.session
-    return session.due > 0 or part.held.running.proposed or session.ledger.elapsed_us == 0.0
-
-
 def weight(command: Command) -> int:
     """See `Inbox`."""
     match command:
         case Tick(opens=opens, proposals=proposals):
             parts = 1 + len(opens) + len(proposals) + len(command.progress) + len(command.closes)
-            told = sum(len(opening.tokens) for opening in opens) + sum(1 + len(text.tokens) for text in command.texts)
+            told = sum(len(opening.tokens) for opening in opens)
             told += sum(1 + len(tokens) // PACKED_TOKENS for _, tokens in command.references)
             told += DRAFTER * sum(1 + len(drafters) for _, drafters in command.drafters)
             told += DRAFTER * sum(len(opening.drafters) for opening in opens)
@@ -198,12 +191,10 @@ class Engine:
         shares: TenantShares | None = None,
         text_memory: int = 0,
         known: KnownTexts | None = None,
-        gather_us: float = 0.0,
     ) -> None:
         """patient: see `specwire.core.policy.windows.schedule`; ngram and those after it: see `SessionManager`.
 
         drafting: of a head, behind the texts of `lm`. shares: what tenants may have; None where there are none.
-        gather_us: how long what steps decide may wait for what the next ones do, to be told together.
         """
         self.lm = lm
         self._sampler = sampler
@@ -236,8 +227,6 @@ class Engine:
         self._scorer = Scorer(lm, sampler, self.sessions, self._sharing)
         self._drafting = drafting
         self.shares = shares
-        self._gather_us = gather_us
-        self._told_us = self._proposed_us = -math.inf
 
     def run(self) -> None:
         """Run steps until a Stop arrives."""
@@ -265,8 +254,6 @@ class Engine:
             ready = self._sharing.able(ready, self._scorer.lent)
         runnable = self._runnable(ready)
         late = len(runnable) < len(ready)
-        if self.sessions.earlier.waiting:
-            self.sessions.earlier.read(busy=bool(runnable))
         if self.sessions.references.waiting:
             self.sessions.references.read(busy=bool(runnable))
         waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
@@ -281,8 +268,7 @@ class Engine:
         V = self.costs.of(decoding)
         most_rows = decoding if self.costs.doubtful(decoding) else self._limits.most_rows
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, most_rows)
-        if plan.wait_until_us is not None or not self._may_gather(plan.shares, V):
-            self.tell()
+        self.tell()
         if plan.wait_until_us is not None and not (self._scorer.jobs and self._scorer.turn(idle=False)):
             awaited = tuple([runnable[slot].running for slot in plan.awaited])
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
@@ -297,8 +283,7 @@ class Engine:
             self.tell()
             self._score(scoring)
             return None
-        reading = self.sessions.earlier.waiting or self.sessions.references.waiting
-        return None if plan.shares or reading else Rest(self._next_us(late))
+        return None if plan.shares or self.sessions.references.waiting else Rest(self._next_us(late))
 
     def _runnable(self, ready: Sequence[Held]) -> dict[int, Held]:
         """By slot those whose constraints have answered, each looked at for whether it is searched for guesses."""
@@ -357,8 +342,6 @@ class Engine:
             case Tick():
                 if command.opens:
                     self.tell()  # a handle may be another session's now, and opening one may take a while
-                if command.proposals:
-                    self._proposed_us = command.arrived_us
                 self.sessions.tick(command)
             case Begun():
                 self.sessions.begun(command)
@@ -402,19 +385,7 @@ class Engine:
     def tell(self) -> None:
         """Deliver what is to be said, if anything is."""
         if self.sessions.reports:
-            self._told_us = self._now_us()
             self._deliver(self.sessions.take_reports())
-
-    def _may_gather(self, shares: Sequence[Share], V: Callable[[int], float]) -> bool:
-        """Whether what is to be said may wait for what a step of these shares decides."""
-        if not (self._gather_us and shares) or any(share.fresh > 1 for share in shares):
-            return False
-        now_us = self._now_us()
-        ended_us = now_us + V(sum(share.rows for share in shares))
-        if ended_us - self._told_us > self._gather_us or now_us - self._proposed_us < DRAFTED_LATELY_US:
-            return False
-        reports = self.sessions.reports.values()
-        return not any(report.urgent or report.admitted or report.refused for report in reports)
 
     # A step's parts
 
@@ -622,7 +593,6 @@ class Engine:
         # Likewise clipped: under greedy and coupled the choices that are left out would be made again, under others
         # nothing has been drawn yet.
         window = session.clipped(part.tokens)
-        report.urgent |= _may_be_drafted(part)
         chosen = choice.tokens[: len(window) + 1]
         verdict = session.resolve(chosen, window, part.share.kind, part.source, choice.report, choice.judge)
         # The token decided behind the window was not fed yet, also where a draft token of that position was, behind
@@ -647,7 +617,6 @@ class Engine:
         paces = held.running.planned(verdict, PlannedStep(charge.sessions, self.costs.of, spare_us, lost_us))
         verdict = verdict._replace(ledger_us=round(session.ledger.balance_us), paces=paces)
         report.decided.append(Decided(held.handle, held.attach, verdict))
-        report.urgent |= verdict.finish is not None or session.room == 0
 
     def _score(self, scoring: ScoringJob) -> None:
         """A chunk of scoring counts as a pause: it is no part of what a step costs its sessions."""

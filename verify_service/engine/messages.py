@@ -67,14 +67,6 @@ class Opening:
         return self.fence, self.attach
 
 
-class EarlierText(NamedTuple):
-    """Validated; see EarlierText in verify.proto."""
-
-    session_id: str
-    scope: bytes
-    tokens: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Tick:
     """One message of a link: what happened to its sessions, and when it arrived (microseconds, engine's clock).
@@ -89,7 +81,6 @@ class Tick:
     progress: tuple[tuple[int, Allowance], ...] = ()
     closes: tuple[int, ...] = ()
     forgotten: tuple[str, ...] = ()
-    texts: tuple[EarlierText, ...] = ()
     references: tuple[tuple[int, array[int]], ...] = ()
     drafters: tuple[tuple[int, tuple[AssignedDrafter, ...]], ...] = ()
 
@@ -203,13 +194,12 @@ class StepTimings(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """What one link is told at a time: usually the report of one step. urgent: it does not wait for those of others."""
+    """What one link is told at a time: usually the report of one step."""
 
     admitted: list[Admitted] = field(default_factory=list)
     decided: list[Decided] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     timings: StepTimings | None = None
-    urgent: bool = False
 
 
 Reports = dict[int, Report]

@@ -28,7 +28,6 @@ from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex, SharedTex
 from specwire.core.verify.table import KnownTexts
 from specwire.core.verify.text_sources import NgramSource
 from verify_service.engine.batch import OUT_OF_MEMORY_MESSAGE
-from verify_service.engine.earlier_texts import EarlierTexts
 from verify_service.engine.messages import (
     Admitted,
     Begun,
@@ -54,8 +53,7 @@ FAILED = "the verifier failed at this session; its log says why"
 class SessionManager:
     """Owns the roster and the slots. `counts`: what was ignored or dropped, by reason.
 
-    `texts`: of sessions, to propose from. `earlier`: those of ended sessions that are to be among them.
-    `references`: of requests. `drafters`: what sessions learnt of theirs.
+    `texts`: of sessions, to propose from. `references`: of requests. `drafters`: what sessions learnt of theirs.
 
     Args:
         ngram: sessions may guess from their own text; without, from `known` only. detach_grace_us: how long a session
@@ -98,7 +96,6 @@ class SessionManager:
         self._known = known or KnownTexts(lm.info.vocabulary)
         self.texts = SharedTexts(text_memory, lambda scope: any(held.scope == scope for held in self.roster))
         self.references = ReferenceRoom(text_memory, self._held_references)
-        self.earlier = EarlierTexts(self.texts, lambda known: self.roster.holder(known) is not None, self.counts)
 
     def report(self, link: int) -> Report:
         known = self.reports.get(link)
@@ -135,12 +132,9 @@ class SessionManager:
             with self._answering(tick.link, handle):
                 self._refer(tick, handle, tokens)
         self._close(tick)
-        if tick.texts:
-            self.earlier.add(tick.texts)
         for session_id in tick.forgotten:
             self.slot_queue.forget(session_id)
             self.texts.forget(session_id)
-            self.earlier.forget(session_id)
             deleted = self.roster.holder(session_id)
             if deleted is not None and deleted.session.references is not None:
                 deleted.session.references.drop()

@@ -25,8 +25,6 @@ from specwire.lm.load import check_directory, native_dtype, native_precision
 from specwire.lm.pretrained import outline
 from specwire.lm.runners.hybrid import slot_state_bytes
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.lm.table_model import PREFIX as TABLE_PREFIX
-from specwire.lm.table_model import load_table_model
 from specwire.named_models import located
 from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint
 from specwire.text.vocabulary_map import TokenTable, VocabularyMap
@@ -141,11 +139,6 @@ def facts_of(model: str, dtype: str) -> Facts:
     if model.startswith(PREFIX):
         info = ScriptedLM.parse(model, slots=1).info
         return Facts(model, info.vocabulary_fingerprint, info.vocabulary, info.context, 0, 0, info.tokenizer_json)
-    if model.startswith(TABLE_PREFIX):
-        table = load_table_model(model, 1, None).info
-        size = Path(model.removeprefix(TABLE_PREFIX)).stat().st_size
-        ids, context = table.vocabulary, table.context
-        return Facts(model, table.vocabulary_fingerprint, ids, context, 0, size, table.tokenizer_json)
     if is_gguf(located(model)):
         file = read_gguf(located(model))
         found, context = text_of(file), file.context(None)

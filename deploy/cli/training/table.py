@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -19,9 +18,9 @@ CORPUS are texts, or lines of JSON with a "text" (.jsonl); in folders these are 
 {SEARCHED},
 but no lock files, packages (node_modules) or hidden files. A folder of answers that `specwire train-heads` or
 `train-drafter` has kept counts as what its target answered there, but for what is held out. What is written is for
---table of `specwire up` and `specwire verify` with a target of the same tokenizer, and drafts without any model:
-`specwire draft table:FILE`. It holds the most frequent token behind each context of up to N - 1 tokens, and its share:
-no text, but whoever has it can read off what often follows what."""
+--table of `specwire up` and `specwire verify` with a target of the same tokenizer. It holds the most frequent token
+behind each context of up to N - 1 tokens, and its share: no text, but whoever has it can read off what often follows
+what."""
 BUILD = "build"
 
 
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         table = NgramTable.built(chain(answers, texts), args.order, hashlib.sha256(serialised).hexdigest())
         if not table.contexts:
             raise ModelError("corpus: it has no two tokens in a row")
-        save_table(replace(table, tokenizer_json=serialised), args.out)
+        save_table(table, args.out)
     except (ModelError, InvalidParameter, OSError) as error:
         say(f"specwire table: error: {error}")
         return 1

@@ -161,12 +161,6 @@ FURTHER_WORTH = 0.3
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512
 
-# Microseconds for which decided tokens wait for those of the next steps, where verifier and orchestrator share a
-# process and a step is shorter: nobody sees so short a time, and a message for each step takes the interpreter from the
-# steps. Not within so long after a proposal: who drafts is to hear at once.
-GATHER_US = 4000.0
-DRAFTED_LATELY_US = 50e3
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What a text says of its own continuation.
 

@@ -153,9 +153,6 @@ class ScopeTexts:
     def holds(self, text: SharedText) -> bool:
         return self._texts.get(text.number) is text
 
-    def knows(self, session_id: str) -> bool:
-        return session_id in self._by_id
-
     # Texts come and go
 
     def begin(self, session_id: str, tokens: Sequence[int]) -> SharedText:
@@ -560,20 +557,6 @@ class SharedTexts:
             texts = ScopeTexts(self._room)
         self._scopes[scope] = texts  # the last one is the most recently used
         return texts
-
-    def fits(self, scope: bytes, session_id: str, tokens: int) -> bool:
-        """Whether a session's text, of so many tokens, is new to the scope, and no other text has to leave for it."""
-        texts = self._scopes.get(scope)
-        if texts is None:
-            used = present = 0
-        else:
-            used, present = texts.used, texts.capacity
-            if texts.knows(session_id) or used > present or len(texts) >= present // TOKENS_A_TEXT:
-                return False
-        needed = present or FIRST_TOKENS
-        while needed < used + tokens:
-            needed *= 2
-        return self.capacity + needed - present <= self._most
 
     def forget(self, session_id: str) -> None:
         """Drop the text of a session that was deleted or failed."""

@@ -94,14 +94,10 @@ class NgramLevel:
 
 @dataclass(frozen=True, slots=True)
 class NgramTable:
-    """levels: of contexts of 1, 2, ... tokens. tokenizer: hash of the one whose ids these are (GetModelInfo).
-
-    tokenizer_json: that tokenizer itself; empty in tables that know its hash only.
-    """
+    """levels: of contexts of 1, 2, ... tokens. tokenizer: hash of the one whose ids these are (GetModelInfo)."""
 
     levels: tuple[NgramLevel, ...]
     tokenizer: str
-    tokenizer_json: bytes = b""
 
     @property
     def order(self) -> int:

@@ -1,23 +1,22 @@
-"""Layers for multi-token prediction (MTP) in a checkpoint: DeepSeek-V3 (arXiv 2412.19437), section 2.2.
+"""A layer for multi-token prediction (MTP) in a checkpoint: DeepSeek-V3 (arXiv 2412.19437), section 2.2.
 
-Layer k at position t reads a state of t, the target's for layer 0 and layer k - 1's for a later one, and the embedding
-of the token at t + k + 1, both normalised, side by side and fused. One decoder layer follows, and the target's output
-layer says what stands at t + k + 2. Guesses beyond the number of layers are the last layer's, from its own output.
+At position t it reads the target's state of t and the embedding of the token at t + 1, both normalised, side by side
+and fused. One decoder layer follows, and the target's output layer says what stands at t + 2. Further guesses are its
+own as well, from its own output: published files that can be served have one layer.
 
 The report leaves open what exactly a state is. Here it is what transformers' `MtpModel`, vLLM and SGLang agree on:
 
 - the target's state is behind its final norm, but for MiMo, where it is before it (vLLM's `mimo.py`);
-- what the next layer or step reads is behind the layer's own last norm (`shared_head.norm`, `mtp.norm`,
-  `final_layernorm`), as what the output layer reads. vLLM carried the output before it for DeepSeek until 2026.
+- what the next step reads is behind the layer's own last norm (`mtp.norm`, `final_layernorm`), as what the output layer
+  reads.
 
 vLLM and SGLang take zeros for the embedding of the row at position 0, transformers and the report do not; nor is it
-done here. Rotation is by the row's position t; that differs from transformers' t + k + 1 by the same for every row.
+done here. Rotation is by the row's position t; that differs from transformers' t + 2 by the same for every row.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import RmsNorm
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Stored, Tensors, tensor_files
 from specwire.lm.runners.linear import LinearWeights
@@ -37,13 +35,12 @@ ZERO_CENTRED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe"
 
 
 class MtpStyle(NamedTuple):
-    """A format: where its tensors are, {} standing for the layer's number.
+    """A format: where its tensors are.
 
-    layer: prefix of the decoder layer's own. own: prefix of everything that is a layer's, as a pattern.
+    own: prefix of everything that is the layer's; layer: of what its decoder layer has.
     state_first: what is fused begins with the state. normed: it reads the target's state behind the final norm.
     """
 
-    name: str
     own: str
     layer: str
     embedding_norm: str
@@ -54,54 +51,32 @@ class MtpStyle(NamedTuple):
     normed: bool = True
 
 
-STYLES = (
-    # Qwen3-Next and Qwen3.5 (vLLM's qwen3_next_mtp.py); Mellum has the same names.
-    MtpStyle(
-        "Qwen3-Next",
-        r"mtp\.(?:layers\.(\d{1,9})\.)?",
-        "mtp.layers.{}.",
-        "mtp.pre_fc_norm_embedding",
-        "mtp.pre_fc_norm_hidden",
-        "mtp.fc",
-        "mtp.norm",
-    ),
-    # DeepSeek-V3 and GLM-4-MoE (vLLM's deepseek_mtp.py, glm4_moe_mtp.py): layers behind the target's last one.
-    MtpStyle(
-        "DeepSeek-V3",
-        r"model\.layers\.(\d{1,9})\.",
-        "model.layers.{}.",
-        "model.layers.{}.enorm",
-        "model.layers.{}.hnorm",
-        "model.layers.{}.eh_proj",
-        "model.layers.{}.shared_head.norm",
-    ),
-    # MiMo (vLLM's mimo_mtp.py).
-    MtpStyle(
-        "MiMo",
-        r"model\.mtp_layers\.(\d{1,9})\.",
-        "model.mtp_layers.{}.",
-        "model.mtp_layers.{}.token_layernorm",
-        "model.mtp_layers.{}.hidden_layernorm",
-        "model.mtp_layers.{}.input_proj",
-        "model.mtp_layers.{}.final_layernorm",
-        state_first=True,
-        normed=False,
-    ),
+# Qwen3-Next and Qwen3.5 (vLLM's qwen3_next_mtp.py); Mellum has the same names.
+QWEN3_NEXT = MtpStyle(
+    "mtp.", "mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"
 )
-# What tells DeepSeek's layers from the target's own.
-MARK = re.compile(r"model\.layers\.(\d{1,9})\.(?:enorm|hnorm|eh_proj|shared_head)\.")
-EMBEDDING, OUTPUT = "embed_tokens.weight", "shared_head.head.weight"
+# MiMo (vLLM's mimo_mtp.py).
+MIMO = MtpStyle(
+    "model.mtp_layers.",
+    "model.mtp_layers.0.",
+    "model.mtp_layers.0.token_layernorm",
+    "model.mtp_layers.0.hidden_layernorm",
+    "model.mtp_layers.0.input_proj",
+    "model.mtp_layers.0.final_layernorm",
+    state_first=True,
+    normed=False,
+)
+STYLES = (QWEN3_NEXT, MIMO)
 LINEARS = tuple(f"self_attn.{part}_proj" for part in "qkvo") + tuple(
     f"mlp.{part}_proj" for part in ("gate", "up", "down")
 )
 NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-# Parts of names of layers that are not served, and what they are of.
+# Parts of names of what is not served, and what they are of.
 FOREIGN = (
+    ("layers.1.", "a second layer"),
     ("experts", "a mixture of experts"),
     ("mlp.gate.", "a mixture of experts"),
-    ("kv_a_proj", "latent attention (MLA)"),
-    ("q_a_proj", "latent attention (MLA)"),
     ("linear_attn", "a recurrent layer"),
     ("_scale", "quantized weights"),
 )
@@ -109,7 +84,7 @@ FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class MtpConfig:
-    """Shapes of the target whose layers they are. turned: dimensions of a head that are rotated.
+    """Shapes of the target whose layer it is. turned: dimensions of a head that are rotated.
 
     rope: rotation of a kind other than the default one, which must be the target's.
     zero_centred: norms multiply by 1 + weight.
@@ -195,34 +170,23 @@ class MtpLayer(NamedTuple):
 
 
 class Mtp(NamedTuple):
-    """The layers of a checkpoint. embedding, output: the checkpoint's own where it repeats them, else None."""
+    """The layer of a checkpoint."""
 
     config: MtpConfig
     style: MtpStyle
-    layers: list[MtpLayer]
-    embedding: torch.Tensor | None
-    output: torch.Tensor | None
+    layer: MtpLayer
 
 
-def style_of(names: Iterable[str]) -> MtpStyle | None:
-    """The format of the MTP layers among these tensors; None if there are none."""
-    return next((style for style in STYLES if _numbers(style, names)), None)
+def style_of(names: Collection[str]) -> MtpStyle | None:
+    """The format of the MTP layer among these tensors; None if there is none."""
+    return next((style for style in STYLES if any(name.startswith(style.own) for name in names)), None)
 
 
 def load(folder: Path, style: MtpStyle, config: MtpConfig) -> Mtp:
-    """Read the layers. Raises ModelError, which names file and tensor."""
+    """Read the layer. Raises ModelError, which names file and tensor."""
     files = Tensors(folder, {name: Stored(path, name) for name, path in tensor_files(folder).items()})
-    numbers = _numbers(style, files)
-    _check_names(style, numbers, files)
-    layers = [_layer(style, number, config, files) for number in numbers]
-    for name, given in (("q_proj", "gate"), ("q_norm", "head_norms")):
-        if len({getattr(layer, given) is None for layer in layers}) > 1:
-            raise ModelError(f"{folder}: {name}: some of the MTP layers have it in another form than others")
-    size = (config.vocabulary, config.hidden)
-    embedding = output = None
-    if style.fuse == "model.layers.{}.eh_proj":
-        embedding, output = (_repeated(style, numbers, files, name, size) for name in (EMBEDDING, OUTPUT))
-    return Mtp(config, style, layers, embedding, output)
+    _check_names(style, files)
+    return Mtp(config, style, _layer(style, config, files))
 
 
 def _linear(files: Tensors, name: str, out: int, into: int) -> LinearWeights:
@@ -231,44 +195,19 @@ def _linear(files: Tensors, name: str, out: int, into: int) -> LinearWeights:
     return LinearWeights(weight, files.weights(bias, (out,)) if bias in files else None)
 
 
-def _numbers(style: MtpStyle, names: Iterable[str]) -> list[int]:
-    """Of the layers in this format, rising."""
-    pattern = MARK if style.name == "DeepSeek-V3" else re.compile(style.own)
-    found = (pattern.match(name) for name in names)
-    return sorted({int(match[1] or 0) for match in found if match})
-
-
-def _check_names(style: MtpStyle, numbers: list[int], files: Tensors) -> None:
+def _check_names(style: MtpStyle, files: Tensors) -> None:
     """ModelError for tensors that a layer of the Llama family does not have."""
-    parts = {*LINEARS, *NORMS, *HEAD_NORMS}
-    known = {f"{style.layer}{part}" for part in parts}
+    known = {f"{style.layer}{part}" for part in (*LINEARS, *NORMS, *HEAD_NORMS)}
     known |= {style.embedding_norm, style.state_norm, style.fuse, style.norm}
-    names = {f"{name.format(number)}{end}" for number in numbers for name in known for end in (".weight", ".bias")}
-    names |= {f"model.layers.{number}.{name}" for number in numbers for name in (EMBEDDING, OUTPUT)}
+    names = {f"{name}{end}" for name in known for end in (".weight", ".bias")}
     for name in sorted(files):
-        match = re.match(style.own, name)
-        if match and int(match[1] or 0) in numbers and name not in names and not name.endswith("rotary_emb.inv_freq"):
+        if name.startswith(style.own) and name not in names and not name.endswith("rotary_emb.inv_freq"):
             of = next((what for part, what in FOREIGN if part in name), "something other than a Llama's layer")
-            raise files.wrong(name, f"is of {of}, which is not served in an MTP layer")
+            raise files.wrong(name, f"is of {of}, which is not served with MTP")
 
 
-def _repeated(
-    style: MtpStyle, numbers: list[int], files: Tensors, name: str, size: tuple[int, int]
-) -> torch.Tensor | None:
-    """What every layer may repeat of the target: the first one, which the others must equal."""
-    names = [style.layer.format(number) + name for number in numbers]
-    there = [each for each in names if each in files]
-    if not there:
-        return None
-    first = files.weights(there[0], size)
-    other = next((each for each in there[1:] if not torch.equal(files.weights(each, size), first)), None)
-    if other is not None:
-        raise files.wrong(other, f"differs from {there[0]}, and layers that share none are not served")
-    return first
-
-
-def _layer(style: MtpStyle, number: int, config: MtpConfig, files: Tensors) -> MtpLayer:
-    layer = style.layer.format(number)
+def _layer(style: MtpStyle, config: MtpConfig, files: Tensors) -> MtpLayer:
+    layer = style.layer
     hidden, size = config.hidden, config.head_dim
     queries, keys = config.heads * size, config.key_heads * size
 
@@ -289,9 +228,9 @@ def _layer(style: MtpStyle, number: int, config: MtpConfig, files: Tensors) -> M
     if any(f"{part}.weight" in files for part in names):
         head_norms = norm(names[0], size), norm(names[1], size)
     return MtpLayer(
-        embedding_norm=norm(style.embedding_norm.format(number)),
-        state_norm=norm(style.state_norm.format(number)),
-        fuse=_linear(files, style.fuse.format(number), hidden, 2 * hidden),
+        embedding_norm=norm(style.embedding_norm),
+        state_norm=norm(style.state_norm),
+        fuse=_linear(files, style.fuse, hidden, 2 * hidden),
         attention_norm=norm(f"{layer}input_layernorm"),
         q=q,
         k=_linear(files, f"{layer}self_attn.k_proj", keys, hidden),
@@ -303,7 +242,7 @@ def _layer(style: MtpStyle, number: int, config: MtpConfig, files: Tensors) -> M
         mlp_gate=_linear(files, f"{layer}mlp.gate_proj", config.inner, hidden),
         up=_linear(files, f"{layer}mlp.up_proj", config.inner, hidden),
         down=_linear(files, f"{layer}mlp.down_proj", hidden, config.inner),
-        norm=norm(style.norm.format(number)),
+        norm=norm(style.norm),
     )
 
 
@@ -317,11 +256,11 @@ def _half(both: LinearWeights, heads: int, half: int) -> LinearWeights:
 
 
 class StatePart(nn.Module):
-    """What the first layer fuses of the states (..., hidden) that it reads: normalised, times their columns."""
+    """What the layer fuses of the states (..., hidden) that it reads: normalised, times their columns."""
 
     def __init__(self, mtp: Mtp) -> None:
         super().__init__()
-        self._norm = _norm_of(mtp.layers[0].state_norm, mtp.config.eps)
+        self._norm = _norm_of(mtp.layer.state_norm, mtp.config.eps)
         self._weight = nn.Parameter(_columns(mtp)[0].contiguous(), requires_grad=False)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -333,15 +272,15 @@ class EmbeddingPart(nn.Module):
 
     def __init__(self, mtp: Mtp) -> None:
         super().__init__()
-        self._norm = _norm_of(mtp.layers[0].embedding_norm, mtp.config.eps)
-        self._layer = LinearWeights(_columns(mtp)[1].contiguous(), mtp.layers[0].fuse.bias)
+        self._norm = _norm_of(mtp.layer.embedding_norm, mtp.config.eps)
+        self._layer = LinearWeights(_columns(mtp)[1].contiguous(), mtp.layer.fuse.bias)
 
     def forward(self, embedded: torch.Tensor) -> torch.Tensor:
         return functional.linear(self._norm(embedded), *self._layer)
 
 
 def told_of(mtp: Mtp, norm: torch.Tensor) -> nn.Module:
-    """What a target's graph tells of its last layer's output, for the first MTP layer. norm: the target's last one."""
+    """What a target's graph tells of its last layer's output, for the MTP layer. norm: the target's last one."""
     part = StatePart(mtp)
     return nn.Sequential(_norm_of(norm, mtp.config.eps), part) if mtp.style.normed else part
 
@@ -353,6 +292,6 @@ def _norm_of(weight: torch.Tensor, eps: float) -> RmsNorm:
 
 
 def _columns(mtp: Mtp) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the first layer's fused product: those of the state, and those of the embedding."""
-    first, second = mtp.layers[0].fuse.weight.chunk(2, dim=1)
+    """Of the fused product: those of the state, and those of the embedding."""
+    first, second = mtp.layer.fuse.weight.chunk(2, dim=1)
     return (first, second) if mtp.style.state_first else (second, first)

@@ -1,4 +1,4 @@
-"""Heads by OpenVINO, beside a target that it computes too: EAGLE-3, a single MTP layer, Medusa and Hydra.
+"""Heads by OpenVINO, beside a target that it computes too: EAGLE-3, an MTP layer, Medusa and Hydra.
 
 A draft is a handful of very short forwards: as a graph of few operations one takes half of what TorchScript needs.
 The target's graph tells what a head's first product makes of its taps, not the taps (see `OpenvinoDecoder`); of
@@ -112,7 +112,7 @@ class MtpGraph(LayerGraph):
 
     def __init__(self, mtp: Mtp, shape: DecoderShape, model: Model) -> None:
         super().__init__(mtp.config.hidden, shape, model)
-        self._fused, self._state, self._gate = EmbeddingPart(mtp), StatePart(mtp), mtp.layers[0].gate
+        self._fused, self._state, self._gate = EmbeddingPart(mtp), StatePart(mtp), mtp.layer.gate
 
     def entered(self, embedded: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = self._fused(embedded) + states
@@ -142,13 +142,13 @@ class Eagle3Openvino(OpenvinoHead):
 
 
 class MtpOpenvino(OpenvinoHead):
-    """A `Head`: a single MTP layer over `slots` texts, whose features are what `mtp.told_of` has; else as EAGLE-3's."""
+    """A `Head`: an MTP layer over `slots` texts, whose features are what `mtp.told_of` has; else as EAGLE-3's."""
 
     def __init__(self, mtp: Mtp, shared: Shared, slots: int, context: int) -> None:
         """The arguments are those of `MtpRunner`."""
         config, mtp = mtp.config, placed(mtp, torch.float32, torch.device("cpu"))
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
-        model = model_of(mtp, shared, torch.float32)._replace(norm=mtp.layers[0].norm)
+        model = model_of(mtp, shared, torch.float32)._replace(norm=mtp.layer.norm)
         ids = torch.arange(len(shared.output.weight))
         super().__init__(MtpGraph(mtp, shape, model), ids, config.hidden, slots, context)
 

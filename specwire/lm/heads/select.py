@@ -190,39 +190,27 @@ def _mtp(
     _check(folder, info, "vocab_size", own.vocabulary, config.vocab_size)
     _check(folder, info, "hidden_size", own.hidden, config.hidden_size)
     _check(folder, info, "num_hidden_layers", own.layers, config.num_hidden_layers)
-    layers = mtp.load(folder, style, own)
-    embedding, last = target.get_parameter("model.embed_tokens.weight").detach(), target.get_output_embeddings()
+    layer, last = mtp.load(folder, style, own), target.get_output_embeddings()
     bias = getattr(last, "bias", None)
     output = LinearWeights(
-        _repeated(layers.output, last.get_parameter("weight").detach())[: info.vocabulary],
+        last.get_parameter("weight").detach()[: info.vocabulary],
         None if bias is None else bias.detach()[: info.vocabulary],
     )
-    embedding, norm = _repeated(layers.embedding, embedding), target.get_parameter("model.norm.weight").detach()
+    embedding, norm = (target.get_parameter(f"model.{name}.weight").detach() for name in ("embed_tokens", "norm"))
     if config.model_type in mtp.ZERO_CENTRED:
         norm = 1 + norm.float()
 
-    count = len(layers.layers)
-    fuse = mtp.told_of(layers, norm) if count == 1 else None  # OpenVINO's steps go on from the step before alone
-
     def make(slots: int, context: int, dtype: torch.dtype, runtime: str) -> Head:
         shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))
-        if runtime != OPENVINO or fuse is None:
-            return MtpRunner(layers, shared, slots, context, dtype)
+        if runtime != OPENVINO:
+            return MtpRunner(layer, shared, slots, context, dtype)
         # An extra, and slow to import.
         from specwire.lm.heads.openvino_layer import MtpOpenvino
 
-        return MtpOpenvino(layers, shared, slots, context)
+        return MtpOpenvino(layer, shared, slots, context)
 
-    kept = 2 * count * own.key_heads * own.head_dim + (count - 1) * own.hidden
+    kept, fuse = 2 * own.key_heads * own.head_dim, mtp.told_of(layer, norm)
     return LoadedHead((config.num_hidden_layers,), make, own.hidden, kept, fuse)
-
-
-def _repeated(own: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor:
-    """The target's, where a head has none or the same; one copy of the two is enough."""
-    if own is None:
-        return target
-    own = own.to(target.device, target.dtype)
-    return target if torch.equal(own, target) else own
 
 
 def _rotations(folder: Path, own: mtp.MtpConfig, target: PreTrainedModel, context: int) -> torch.Tensor:

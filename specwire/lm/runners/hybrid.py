@@ -7,26 +7,31 @@ stay, spread over the text: a rollback to a position between them feeds the toke
 Where memory is short a slot has fewer states, and windows are shorter (`most_window`). With a single one a text grows
 as ever, and each rollback feeds it again from its start.
 
-Convolutions take all rows at once, scans are ours (`specwire.lm.runners.scans`). Padding changes no state.
+Convolutions take all rows at once. A module's own scan gives the state behind its last row only, so scans are ours:
+within a window each row is computed by itself, straight into the cache where there is one text. A state that is kept is
+written once. All else, most of a forward, is batched. Padding changes no state.
 """
 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.nn.functional import silu, softplus
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
 from specwire.lm.kv_cache import LineRunner
-from specwire.lm.model_config import SLIDING_ATTENTION, AttentionWindow, is_recurrent
+from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.hugging_face import MOST_TOGETHER, PaddedBatch, SlotCache
-from specwire.lm.runners.scans import Block, exchange_scans
 
 # Rows of a feed whose states are kept: a window and the token before it. States of a slot: those, the one that the feed
 # began with, and a few of the text before.
@@ -34,6 +39,10 @@ ROWS, SPREAD = MOST_WINDOW + 1, 6
 STATES = ROWS + 1 + SPREAD
 # Tokens that are fed again in one forward.
 MOST_AGAIN = 512
+# Rows of Mamba's scan whose decays are computed at once.
+BLOCK = 32
+# What delta rules add to a squared length.
+EPSILON = 1e-6
 
 
 def rows_of(states: int) -> int:
@@ -221,22 +230,27 @@ class HybridCache(SlotCache):
 
     @property
     def under_way(self) -> bool:
+        """Whether a forward of ours is."""
         return self._kept is not None
 
     def padding(self) -> torch.Tensor | None:
+        """(B,) columns of each row of a ragged batch that are none of its feed's; None where there are none."""
         return self._under_way()[0].ragged
 
     def states_before(self, layer: int, shape: Sequence[int]) -> torch.Tensor:
+        """(B, *shape) float32: those that the feeds begin with."""
         kept, batch = self._under_way()
         if layer not in self._states:
             self._states[layer] = torch.zeros(self._room, *shape, device=batch.slots.device)
         return _found(self._states[layer], kept)
 
     def room_for(self, layer: int, column: int) -> torch.Tensor | None:
+        """(1, *shape) where the state behind a column will be kept; None to give it to `file`."""
         place = self._under_way()[0].alone.get(column)
         return None if place is None else self._states[layer][place : place + 1]
 
     def file(self, layer: int, column: int, states: torch.Tensor) -> None:
+        """Keep the states (B, *shape) behind a column, unless they lie in their room already or none is wanted."""
         kept, _ = self._under_way()
         if column in kept.columns and column not in kept.alone:
             rows, places = kept.columns[column]
@@ -286,6 +300,206 @@ def _found(store: torch.Tensor, kept: ForwardStates) -> torch.Tensor:
     return found
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# The scans of recurrent layers: the same recurrences as the models' own modules.
+
+
+class Scan(ABC):
+    """Stands in a mixer for its scan: the same recurrence, of which it files the states that are kept.
+
+    Outside of a forward of ours it is the mixer's own.
+    """
+
+    def __init__(self, cache: HybridCache, layer: int, own: Callable[..., Any]) -> None:
+        """own: the module's scan."""
+        self._cache, self._layer, self._own = cache, layer, own
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.scan(*args, **options) if self._cache.under_way else self._own(*args, **options)
+
+    @abstractmethod
+    def scan(self, *args: Any, **options: Any) -> Any:
+        """As the mixer's own scan is called."""
+
+    def begin(self, shape: Sequence[int]) -> torch.Tensor:
+        self._padding = self._cache.padding()
+        return self._cache.states_before(self._layer, shape)
+
+    def begun_in_chunks(self, count: int) -> int:
+        """Rows that the module's own scan computes: of long feeds all but those whose states are kept."""
+        return count - self._cache.rows if count > MOST_TOGETHER else 0
+
+    def decayed(self, column: int, state: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+        """A decayed state, to be changed in place. It lies where the one behind the column is kept, if it can."""
+        return torch.mul(state, decay, out=self._cache.room_for(self._layer, column))
+
+    def keep(self, column: int, state: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """The state behind a column, which is filed. Padding leaves it as it was before."""
+        if self._padding is not None:
+            real = (self._padding <= column).view(-1, *[1] * (state.dim() - 1))
+            state = torch.where(real, state, before)
+        self._cache.file(self._layer, column, state)
+        return state
+
+
+class SelectiveScan(Scan):
+    """Mamba's (arXiv 2312.00752, algorithm 2): h_t = exp(dt_t A) h_(t-1) + dt_t B_t x_t, y_t = C_t h_t + D x_t."""
+
+    def scan(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        D: torch.Tensor,
+        z: torch.Tensor,
+        delta_bias: torch.Tensor | None = None,
+        **_options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Channels first: hidden_states, dt, z (batch, channels, M), B, C (batch, size, M), A (channels, size)."""
+        dt = softplus(dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None])
+        state, outputs = self.begin(A.shape), []
+        for first in range(0, dt.shape[-1], BLOCK):
+            x, step, b, c = (each[..., first : first + BLOCK].transpose(1, 2) for each in (hidden_states, dt, B, C))
+            decay = torch.exp(A * step[..., None])
+            gain, b = (step * x.float())[..., None], b[:, :, None].float()
+            for at in range(x.shape[1]):
+                after = self.decayed(first + at, state, decay[:, at]).addcmul_(gain[:, at], b[:, at])
+                state = self.keep(first + at, after, state)
+                outputs.append((state.to(c.dtype) @ c[:, at, :, None]).squeeze(-1))
+        output = torch.stack(outputs, dim=-1) + hidden_states * D[None, :, None]
+        return output * silu(z), state
+
+
+class ChunkScan(Scan):
+    """Mamba-2's (arXiv 2405.21060, section 6): as Mamba's, with one decay for each head. Long ones begin in chunks."""
+
+    def scan(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        chunk_size: int,
+        D: torch.Tensor,
+        dt_bias: torch.Tensor | None = None,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden_states (batch, M, heads, width), dt (batch, M, heads), B, C (batch, M, groups, size), A, D (heads)."""
+        heads, begun = hidden_states.shape[2], self.begun_in_chunks(hidden_states.shape[1])
+        state, outputs = self.begin((heads, hidden_states.shape[3], B.shape[3])), []
+        if begun:
+            x, step, b, c = (each[:, :begun] for each in (hidden_states, dt, B, C))
+            given = options | {"initial_states": state, "return_final_states": True}
+            output, state = self._own(
+                x, step, A, b, c, chunk_size=chunk_size, D=D, dt_bias=dt_bias, dt_limit=dt_limit, **given
+            )
+            outputs.append(output)
+        x, b, c = (each[:, begun:].float() for each in (hidden_states, B, C))
+        step = dt[:, begun:] if dt_bias is None else dt[:, begun:] + dt_bias.to(dt.dtype)
+        step = softplus(step).clamp(*dt_limit).float()
+        b, c = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (b, c))
+        decay, gain = torch.exp(A.float() * step)[..., None, None], (x * step[..., None])[..., None]
+        b, c, rows = b[:, :, :, None], c[..., None], []
+        for at in range(x.shape[1]):
+            after = self.decayed(begun + at, state, decay[:, at]).addcmul_(gain[:, at], b[:, at])
+            state = self.keep(begun + at, after, state)
+            rows.append(state @ c[:, at])
+        outputs.append(torch.stack(rows, dim=1).squeeze(-1) + D[:, None] * x)
+        return torch.cat(outputs, dim=1).contiguous(), state
+
+
+class DeltaRule(Scan):
+    """The gated delta rule (arXiv 2412.06464, equation 10), one decay a head or, Kimi's, a channel.
+
+    S_t = a_t S_(t-1) + k_t (beta_t (v_t - k_t a_t S_(t-1))), y_t = q_t S_t. Long ones begin in chunks.
+    """
+
+    def scan(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """query, key (batch, M, key heads, size), value (batch, M, heads, width), beta (batch, M, heads).
+
+        g: logarithm of the decay, (batch, M, heads) or (batch, M, heads, size).
+        """
+        heads, begun = value.shape[2], self.begun_in_chunks(key.shape[1])
+        state, outputs = self.begin((heads, key.shape[3], value.shape[3])), []
+        if begun:
+            rows = [each[:, :begun] for each in (query, key, value)]
+            given = options | {"initial_state": state, "output_final_state": True}
+            output, state = self._own(
+                *rows, g=g[:, :begun], beta=beta[:, :begun], use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **given
+            )
+            outputs.append(output)
+        q, k, v, rate, decay = (each[:, begun:].float() for each in (query, key, value, beta, g.exp()))
+        if use_qk_l2norm_in_kernel:
+            q, k = (each * torch.rsqrt((each * each).sum(-1, keepdim=True) + EPSILON) for each in (q, k))
+        if heads > k.shape[2]:
+            q, k = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (q, k))
+        q, across, down = (q * q.shape[-1] ** -0.5).unsqueeze(-2), k.unsqueeze(-2), k.unsqueeze(-1)
+        v, rate = v.unsqueeze(-2), rate[..., None, None]
+        decay = decay.view(*decay.shape, *[1] * (5 - decay.dim()))
+        found = []
+        for at in range(k.shape[1]):
+            after = self.decayed(begun + at, state, decay[:, at])
+            after.addcmul_(down[:, at], (v[:, at] - across[:, at] @ after) * rate[:, at])
+            state = self.keep(begun + at, after, state)
+            found.append(q[:, at] @ state)
+        outputs.append(torch.stack(found, dim=1).squeeze(-2).to(query.dtype))
+        return torch.cat(outputs, dim=1), state
+
+
+# What modules call their scans.
+SCANS: dict[str, type[Scan]] = {
+    "mamba_selective_scan": SelectiveScan,
+    "mamba2_chunk_scan": ChunkScan,
+    "torch_chunk_gated_delta_rule": DeltaRule,
+    "chunk_kimi_delta_attention": DeltaRule,
+}
+# What modules with a convolution ask of a cache.
+TAIL = "update_conv_state"
+
+
+def exchange_scans(model: PreTrainedModel, cache: HybridCache) -> list[nn.Module]:
+    """Give each recurrent module of this model its own `forward`, whose scan is one of ours; those that keep states."""
+    keeping: list[nn.Module] = []
+    for module in model.modules():
+        forward = inspect.unwrap(type(module).forward)
+        if not isinstance(forward, FunctionType):
+            continue
+        asked = forward.__code__.co_names
+        if name := next((name for name in SCANS if name in asked), None):
+            module.forward = MethodType(_with_scan(forward, name, module, cache), module)
+        elif TAIL not in asked:
+            continue
+        keeping.append(module)
+    return keeping
+
+
+def _with_scan(forward: FunctionType, name: str, module: Any, cache: HybridCache) -> FunctionType:
+    known = forward.__globals__
+    scan = SCANS[name](cache, int(module.layer_idx), known[name])
+    made = FunctionType(
+        forward.__code__, {**known, name: scan}, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The runner.
+
+
 class HybridRunner(LineRunner):
     """`Runner` around a causal model with recurrent layers."""
 
@@ -295,14 +509,13 @@ class HybridRunner(LineRunner):
         slots: int,
         context: int,
         states: int = STATES,
-        window: AttentionWindow | None = None,
         taps: Sequence[int] = (),
     ) -> None:
-        """states: of a slot. window: of its attention layers, where it is shorter than the context.
+        """states: of a slot. taps: as `specwire.lm.runners.decoder.Decoder`.
 
-        taps: as `specwire.lm.runners.decoder.Decoder`. ModelError where the model's layers cannot be tapped.
+        ModelError where the model's layers cannot be tapped.
         """
-        self.model, self._window, self._taps = model, window, taps
+        self.model, self._taps = model, taps
         self.cache = HybridCache(slots, context, states)
         first = next(model.parameters())
         self._dtype, self._device = first.dtype, first.device
@@ -393,9 +606,7 @@ class HybridRunner(LineRunner):
 
     def _masks(self, batch: PaddedBatch) -> dict[str, torch.Tensor | None]:
         """By kind of layer. Recurrent ones need none: padding changes no state."""
-        mask = batch.mask(self._dtype)
-        sliding = batch.mask(self._dtype, self._window) if self._window else mask
-        return {"full_attention": mask, SLIDING_ATTENTION: sliding, "linear_attention": None, "conv": None}
+        return {"full_attention": batch.mask(self._dtype), "linear_attention": None, "conv": None}
 
     def _within(self, feeds: Sequence[Feed], batch: PaddedBatch, forward: Callable[[], Any]) -> Any:
         """What a forward gives that the cache takes part in."""
@@ -418,13 +629,8 @@ class HybridRunner(LineRunner):
 
         def each_layer() -> None:
             for layer in self._keeping:
-                if isinstance(layer.forward, Block):
-                    layer.forward(hidden, position_ids=batch.positions)
-                else:
-                    known = inspect.signature(layer.forward).parameters
-                    layer.forward(
-                        hidden, **{"cache_params" if "cache_params" in known else "past_key_values": self.cache}
-                    )
+                known = inspect.signature(layer.forward).parameters
+                layer.forward(hidden, **{"cache_params" if "cache_params" in known else "past_key_values": self.cache})
 
         self._within([feed], batch, each_layer)
 

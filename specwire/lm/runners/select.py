@@ -130,8 +130,7 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     if how.skims and how.runtime == OPENVINO:
         raise ModelError("heads: skipped layers need the runtime torch or auto: openvino's graph has all layers")
     if is_recurrent(model.config):
-        window = window_of(model.config, sizes.context)
-        hybrid = HybridRunner(model, sizes.slots, sizes.context, how.states, window, how.taps)
+        hybrid = HybridRunner(model, sizes.slots, sizes.context, how.states, how.taps)
         return _checked(model, hybrid, sizes), TORCH
     if how.compiled:
         return _compiled_runner(model, sizes, how), TORCH

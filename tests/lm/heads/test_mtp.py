@@ -1,9 +1,9 @@
-"""MTP layers in each format: what they draft against a plain loop and against transformers' own modules."""
+"""An MTP layer in each format: what it drafts against a plain loop and against transformers' own modules."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads.mtp_runner import MtpRunner
 from specwire.lm.heads.openvino_layer import MtpOpenvino
 from specwire.lm.heads.slots import HeadedModel, waiting_bytes
 from specwire.lm.kv_memory import position_bytes
@@ -45,7 +44,7 @@ RUNTIMES = pytest.mark.parametrize("runtime", ["torch", "openvino"])
 
 @dataclass(frozen=True)
 class Format:
-    """{} is the layer's number in the files."""
+    """Names in the files."""
 
     kind: str
     layer: str
@@ -53,40 +52,24 @@ class Format:
     hnorm: str
     fuse: str
     norm: str
-    first: int = 0
     state_first: bool = False
     normed: bool = True
     gated: bool = False
 
 
-LLAMA_LAYERS = models.config("llama").num_hidden_layers
-DEEPSEEK = Format(
-    "llama",
-    "model.layers.{}.",
-    "model.layers.{}.enorm",
-    "model.layers.{}.hnorm",
-    "model.layers.{}.eh_proj",
-    "model.layers.{}.shared_head.norm",
-    first=LLAMA_LAYERS,
-)
-QWEN = Format("qwen3", "mtp.layers.{}.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+QWEN = Format("qwen3", "mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+LLAMA = replace(QWEN, kind="llama")
 MIMO = Format(
     "qwen2",
-    "model.mtp_layers.{}.",
-    "model.mtp_layers.{}.token_layernorm",
-    "model.mtp_layers.{}.hidden_layernorm",
-    "model.mtp_layers.{}.input_proj",
-    "model.mtp_layers.{}.final_layernorm",
+    "model.mtp_layers.0.",
+    "model.mtp_layers.0.token_layernorm",
+    "model.mtp_layers.0.hidden_layernorm",
+    "model.mtp_layers.0.input_proj",
+    "model.mtp_layers.0.final_layernorm",
     state_first=True,
     normed=False,
 )
-FORMATS = {
-    "deepseek": DEEPSEEK,
-    "deepseek-qwen3": replace(DEEPSEEK, kind="qwen3"),
-    "mimo": MIMO,
-    "qwen3": QWEN,
-    "qwen3-next": replace(QWEN, gated=True),
-}
+FORMATS = {"llama": LLAMA, "mimo": MIMO, "qwen3": QWEN, "qwen3-next": replace(QWEN, gated=True)}
 LAYERS: dict[str, type[nn.Module]] = {
     "llama": LlamaDecoderLayer,
     "qwen2": Qwen2DecoderLayer,
@@ -95,24 +78,20 @@ LAYERS: dict[str, type[nn.Module]] = {
 PARTIAL = 0.5
 
 
-def modules(made: Format, target: PreTrainedModel, count: int) -> list[MtpLayer]:
-    """Transformers' modules, with random weights."""
+def module(made: Format, target: PreTrainedModel) -> MtpLayer:
+    """Transformers' module, with random weights."""
     torch.manual_seed(7)
     config: Any = next_config(target.config) if made.gated else target.config
-    layer = Qwen3NextDecoderLayer if made.gated else LAYERS[made.kind]
+    kind = Qwen3NextDecoderLayer if made.gated else LAYERS[made.kind]
     norm = Qwen3NextRMSNorm if made.gated else LlamaRMSNorm
     config.mtp_hidden_states_first = made.state_first
-    layers = [MtpLayer(config, layer, norm, 0).eval() for _ in range(count)]
-    for each in layers:
-        for parameter in each.parameters():
-            if parameter.dim() == 1:
-                nn.init.normal_(parameter, 0.5, 0.3)
-            else:
-                nn.init.normal_(parameter, 0.0, 0.3)
-        if "{}" not in made.fuse:  # shared by all layers
-            each.enorm, each.hnorm = layers[0].enorm, layers[0].hnorm
-            each.eh_proj, each.post_norm = layers[0].eh_proj, layers[0].post_norm
-    return layers
+    layer = MtpLayer(config, kind, norm, 0).eval()
+    for parameter in layer.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, 0.5, 0.3)
+        else:
+            nn.init.normal_(parameter, 0.0, 0.3)
+    return layer
 
 
 def next_config(config: Any) -> Qwen3NextConfig:
@@ -132,26 +111,23 @@ def next_config(config: Any) -> Qwen3NextConfig:
     return made
 
 
-def stored(made: Format, layers: Sequence[MtpLayer]) -> dict[str, torch.Tensor]:
+def stored(made: Format, layer: MtpLayer) -> dict[str, torch.Tensor]:
     """Under the format's names."""
     tensors = dict[str, torch.Tensor]()
-    for number, layer in enumerate(layers, made.first):
-        parts = {"enorm": made.enorm, "hnorm": made.hnorm, "eh_proj": made.fuse, "post_norm": made.norm}
-        for name, tensor in layer.state_dict().items():
-            part, _, rest = name.partition(".")
-            where = f"{made.layer}{rest}" if part == "mtp_block" else f"{parts[part]}.{rest}"
-            tensors[where.format(number)] = tensor.clone()
+    parts = {"enorm": made.enorm, "hnorm": made.hnorm, "eh_proj": made.fuse, "post_norm": made.norm}
+    for name, tensor in layer.state_dict().items():
+        part, _, rest = name.partition(".")
+        tensors[f"{made.layer}{rest}" if part == "mtp_block" else f"{parts[part]}.{rest}"] = tensor.clone()
     return tensors
 
 
-def built(made: Format, folder: Path, count: int = 1, kind: str = "") -> tuple[PreTrainedModel, list[MtpLayer], str]:
-    """A target whose checkpoint has MTP layers beside its own; where it is."""
-    target = models.build(models.config(kind or made.kind))
-    layers = modules(made, target, count)
+def built(made: Format, folder: Path) -> tuple[PreTrainedModel, MtpLayer, str]:
+    """A target whose checkpoint has an MTP layer beside its own; where it is."""
+    target = models.build(models.config(made.kind))
+    layer = module(made, target)
     where = models.save(target, folder / "target")
-    path = folder / "target" / "model.safetensors"
-    save_file({**load_file(path), **stored(made, layers)}, path, metadata={"format": "pt"})
-    return target, layers, where
+    change(where, stored(made, layer))
+    return target, layer, where
 
 
 def headed(target: str, heads: str, runtime: str = "torch", compiled: bool = False) -> HeadedModel:
@@ -161,7 +137,7 @@ def headed(target: str, heads: str, runtime: str = "torch", compiled: bool = Fal
 
 
 def beside(made: Format, where: str, folder: Path, target: PreTrainedModel) -> str:
-    """What --heads names: the target's own folder, or one with the configuration that the layers were made with."""
+    """What --heads names: the target's own folder, or one with the configuration that the layer was made with."""
     if not made.gated:
         return where
     head = folder / "head"
@@ -172,12 +148,12 @@ def beside(made: Format, where: str, folder: Path, target: PreTrainedModel) -> s
     return str(head)
 
 
-# As the report has it: layer k over the whole text, from the states of layer k - 1, without a cache.
+# As the report has it: the layer over the whole text, without a cache.
 
 
 @torch.no_grad()
 def state_of(made: Format, target: PreTrainedModel, text: list[int]) -> torch.Tensor:
-    """(positions, hidden) of all tokens, as the first layer reads it."""
+    """(positions, hidden) of all tokens, as the layer reads it."""
     held: list[torch.Tensor] = []
     norm = target.get_submodule("model.norm")
     hooks = [
@@ -194,19 +170,15 @@ Row = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @torch.no_grad()
-def expected(
-    made: Format, target: PreTrainedModel, layers: Sequence[Any], text: list[int], depth: int, run: Row
-) -> list[int]:
-    """Row t of layer k: from the state of t and the token at t + k + 1. The last layer then reads its own last rows."""
+def expected(made: Format, target: PreTrainedModel, layer: Any, text: list[int], depth: int, run: Row) -> list[int]:
+    """Row t: from the state of t and the token at t + 1. The layer then reads its own last rows."""
     embedding, output = target.get_input_embeddings(), target.get_output_embeddings()
-    states, found = state_of(made, target, text[:-1]), list[int]()
-    read, tokens = torch.empty(0), list[int]()
+    states = read = state_of(made, target, text[:-1])
+    tokens, found = text[1:], list[int]()
     for step in range(depth):
-        if step < len(layers):
-            read, tokens = states, [*text, *found][step + 1 :]
-        else:
+        if step:
             read, tokens = torch.cat((read, states[-1:])), [*tokens, found[-1]]
-        states = run(layers[min(step, len(layers) - 1)], embedding(torch.tensor(tokens)), read)
+        states = run(layer, embedding(torch.tensor(tokens)), read)
         found.append(int(output(states[-1]).argmax()))
     return found
 
@@ -276,71 +248,60 @@ def by_hand(target: PreTrainedModel, gated: bool) -> Row:
 
 
 @RUNTIMES
-@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("name", FORMATS)
-def test_they_draft_what_the_report_says(name: str, count: int, runtime: str, tmp_path: Path) -> None:
+def test_it_drafts_what_the_report_says(name: str, runtime: str, tmp_path: Path) -> None:
     made = FORMATS[name]
-    target, layers, where = built(made, tmp_path, count)
+    target, layer, where = built(made, tmp_path)
     lm, text = headed(where, beside(made, where, tmp_path, target), runtime), [3, 17, 8, 29, 11, 5, 23]
     lm.forward([Feed(1, 0, text[:6], 1), Feed(0, 0, text[:1], 1)])
     drafted = lm.draft([HeadRequest(1, text[:7], GREEDY, 5), HeadRequest(0, text[:2], GREEDY, 4)])
     for run in (by_transformers(target, made.gated), by_hand(target, made.gated)):
-        wanted = [expected(made, target, layers, text[:7], 5, run), expected(made, target, layers, text[:2], 4, run)]
+        wanted = [expected(made, target, layer, text[:7], 5, run), expected(made, target, layer, text[:2], 4, run)]
         assert drafted == wanted
 
 
-TORCH_S = [("qwen3", 1, "torch"), ("deepseek", 2, "torch"), ("mimo", 3, "torch"), ("qwen3-next", 2, "torch")]
-OPENVINO_S = [(name, 1, "openvino") for name in FORMATS]
-
-
-@pytest.mark.parametrize(("name", "count", "runtime"), [*TORCH_S, *OPENVINO_S])
-def test_they_do_so_after_any_windows_rollbacks_copies_and_other_texts(
-    name: str, count: int, runtime: str, tmp_path: Path
-) -> None:
+@RUNTIMES
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(name: str, runtime: str, tmp_path: Path) -> None:
     made = FORMATS[name]
-    target, layers, where = built(made, tmp_path, count)
+    target, layer, where = built(made, tmp_path)
     run = by_transformers(target, made.gated)
     walk(
         headed(where, beside(made, where, tmp_path, target), runtime),
-        lambda text, depth: expected(made, target, layers, text, depth, run),
+        lambda text, depth: expected(made, target, layer, text, depth, run),
         steps=80,
     )
 
 
-@pytest.mark.parametrize(("count", "own"), [(1, MtpOpenvino), (2, MtpRunner)])
-def test_auto_means_openvino_beside_them_which_torch_computes_where_they_are_several(
-    count: int, own: type, tmp_path: Path
-) -> None:
-    _, _, where = built(DEEPSEEK, tmp_path, count)
+def test_auto_means_openvino_for_it_too(tmp_path: Path) -> None:
+    _, _, where = built(LLAMA, tmp_path)
     lm = headed(where, where, "auto")
     assert lm.info.runtime == "openvino"
-    assert type(lm._head) is own
+    assert type(lm._head) is MtpOpenvino
 
 
-def beside_recurrent(
-    made: Callable[..., PreTrainedConfig], folder: Path
-) -> tuple[PreTrainedModel, list[MtpLayer], str]:
+def beside_recurrent(made: Callable[..., PreTrainedConfig], folder: Path) -> tuple[PreTrainedModel, MtpLayer, str]:
     """As `built`, of a target with recurrent layers; in its own folder, as published."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": PARTIAL}
     dense = {"num_experts": 0} if made is Qwen3NextConfig else {}
     target = models.build(made(**PADDED, **DELTA, **dense, rope_parameters=rope))
-    layers, where = modules(FORMATS["qwen3-next"], target, 1), models.save(target, folder / "target")
-    change(where, stored(FORMATS["qwen3-next"], layers))
-    return target, layers, where
+    layer, where = module(FORMATS["qwen3-next"], target), models.save(target, folder / "target")
+    change(where, stored(FORMATS["qwen3-next"], layer))
+    return target, layer, where
 
 
 @pytest.mark.parametrize("made", [Qwen3NextConfig, Qwen3_5TextConfig])
-def test_they_do_so_beside_recurrent_layers(made: Callable[..., PreTrainedConfig], tmp_path: Path) -> None:
-    target, layers, where = beside_recurrent(made, tmp_path)
+def test_it_does_so_beside_recurrent_layers(made: Callable[..., PreTrainedConfig], tmp_path: Path) -> None:
+    target, layer, where = beside_recurrent(made, tmp_path)
     run, lm = by_transformers(target, gated=True), headed(where, where)
     assert lm.most_window == MOST_WINDOW
-    walk(lm, lambda text, depth: expected(FORMATS["qwen3-next"], target, layers, text, depth, run), steps=60)
+    walk(lm, lambda text, depth: expected(FORMATS["qwen3-next"], target, layer, text, depth, run), steps=60)
 
 
-def test_they_need_the_states_of_a_window(tmp_path: Path) -> None:
+def test_it_needs_the_states_of_a_window(tmp_path: Path) -> None:
     target = models.build(Qwen3_5TextConfig(**PADDED, **DELTA))
     where = models.save(target, tmp_path / "target")
-    change(where, stored(FORMATS["qwen3-next"], modules(FORMATS["qwen3-next"], target, 1)))
+    change(where, stored(FORMATS["qwen3-next"], module(FORMATS["qwen3-next"], target)))
     positions = models.CONTEXT * (position_bytes(target.config, torch.float32) + 2 * 2 * 8 * 4)
     least = positions + waiting_bytes(32) + 3 * state_bytes(target)
     assert load_model(where, slots=1, heads=where, kv_memory=least).most_window == 1
@@ -348,16 +309,16 @@ def test_they_need_the_states_of_a_window(tmp_path: Path) -> None:
         load_model(where, slots=1, heads=where, kv_memory=least - 1)
 
 
-def test_they_do_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models.capture_alone(monkeypatch)
-    target, layers, where = built(DEEPSEEK, tmp_path, 2)
-    run = by_transformers(target, DEEPSEEK.gated)
+    target, layer, where = built(LLAMA, tmp_path)
+    run = by_transformers(target, LLAMA.gated)
     lm = headed(where, where, compiled=True)
-    walk(lm, lambda text, depth: expected(DEEPSEEK, target, layers, text, depth, run), steps=30)
+    walk(lm, lambda text, depth: expected(LLAMA, target, layer, text, depth, run), steps=30)
 
 
-def test_the_target_says_what_it_says_without_them(tmp_path: Path) -> None:
-    target, _, where = built(DEEPSEEK, tmp_path)
+def test_the_target_says_what_it_says_without_it(tmp_path: Path) -> None:
+    target, _, where = built(LLAMA, tmp_path)
     text = [3, 17, 8, 29, 11]
     for lm in (load_model(where, slots=1), headed(where, where)):
         rows = lm.forward([Feed(0, 0, text, len(text))])
@@ -365,7 +326,7 @@ def test_the_target_says_what_it_says_without_them(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_several_files_is_read(tmp_path: Path) -> None:
-    target, layers, where = built(MIMO, tmp_path)
+    target, layer, where = built(MIMO, tmp_path)
     folder, tensors = Path(where), load_file(Path(where) / "model.safetensors")
     (folder / "model.safetensors").unlink()
     files = {name: f"part-{index % 3}.safetensors" for index, name in enumerate(tensors)}
@@ -375,43 +336,25 @@ def test_a_checkpoint_of_several_files_is_read(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     lm, text = headed(where, where), [3, 17, 8, 29]
     lm.forward([Feed(0, 0, text[:3], 1)])
-    wanted = expected(MIMO, target, layers, text, 3, by_transformers(target, gated=False))
+    wanted = expected(MIMO, target, layer, text, 3, by_transformers(target, gated=False))
     assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [wanted]
 
 
 @RUNTIMES
-def test_an_embedding_and_output_layer_of_their_own_are_used(runtime: str, tmp_path: Path) -> None:
-    """DeepSeek's files repeat the target's. Where they do not, theirs count."""
-    target, layers, where = built(DEEPSEEK, tmp_path)
-    own = models.build(models.config("llama"), seed=9)
-    embedding, output = own.get_parameter(models.EMBEDDING).detach(), own.get_parameter("lm_head.weight").detach()
-    change(where, {f"{LAYER}embed_tokens.weight": embedding, f"{LAYER}shared_head.head.weight": output})
-    lm, text = headed(where, where, runtime), [3, 17, 8, 29]
-    lm.forward([Feed(0, 0, text[:3], 1)])
-    run = by_transformers(target, gated=False)
-    found = lm.draft([HeadRequest(0, text, GREEDY, 3)])
-    assert found != [expected(DEEPSEEK, target, layers, text, 3, run)]
-    states = state_of(DEEPSEEK, target, text[:-1])
-    with torch.no_grad():
-        first = run(layers[0], embedding[text[1:]], states)
-    assert found[0][0] == int((output @ first[-1]).argmax())
-
-
-@RUNTIMES
 def test_ids_that_are_no_tokens_are_not_said(runtime: str, tmp_path: Path) -> None:
-    """An output layer of its own, which would rather say what stands behind the words of the tokenizer."""
-    target, layers, where = built(DEEPSEEK, tmp_path)
+    """An output layer which would rather say what stands behind the words of the tokenizer."""
+    target, layer, where = built(LLAMA, tmp_path)
     models.save(target, tmp_path / "words", {f"w{index}": index for index in range(31)})
     (tmp_path / "words" / "tokenizer.json").rename(Path(where) / "tokenizer.json")
     output = target.get_parameter("lm_head.weight").detach().clone()
     text = [3, 17, 8, 29, 11]
     with torch.no_grad():
         first = by_transformers(target, gated=False)(
-            layers[0], target.get_input_embeddings()(torch.tensor(text[1:])), state_of(DEEPSEEK, target, text[:-1])
+            layer, target.get_input_embeddings()(torch.tensor(text[1:])), state_of(LLAMA, target, text[:-1])
         )[-1]
     said = output @ first
     output[31:] = first
-    change(where, {f"{LAYER}shared_head.head.weight": output})
+    change(where, {"lm_head.weight": output})
     assert int((output @ first).argmax()) >= 31
     lm = headed(where, where, runtime)
     lm.forward([Feed(0, 0, text[:-1], 1)])
@@ -427,16 +370,16 @@ def test_other_rotations_are_the_target_s(runtime: str, tmp_path: Path) -> None:
     config: Any = models.config("llama")
     config.rope_parameters = {**rope, "original_max_position_embeddings": 16}
     target = models.build(config)
-    layers = modules(DEEPSEEK, target, 1)
+    layer = module(LLAMA, target)
     where = models.save(target, tmp_path / "target")
-    change(where, stored(DEEPSEEK, layers))
+    change(where, stored(LLAMA, layer))
     lm, text = headed(where, where, runtime), [3 + 7 * index % 40 for index in range(30)]
     lm.forward([Feed(0, 0, text[:-1], 1)])
-    wanted = expected(DEEPSEEK, target, layers, text, 3, by_transformers(target, gated=False))
+    wanted = expected(LLAMA, target, layer, text, 3, by_transformers(target, gated=False))
     assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [wanted]
 
 
-LAYER = f"model.layers.{LLAMA_LAYERS}."
+LAYER = LLAMA.layer
 
 
 def change(where: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
@@ -449,14 +392,14 @@ def change(where: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({f"{LAYER}eh_proj.weight": None}, rf"target: {LAYER}eh_proj.weight: is not there"),
+        ({"mtp.fc.weight": None}, "target: mtp.fc.weight: is not there"),
         ({f"{LAYER}mlp.up_proj.weight": None}, rf"target: {LAYER}mlp.up_proj.weight: is not there"),
-        ({f"{LAYER}enorm.weight": torch.ones(9)}, rf"{LAYER}enorm.weight: is \(9,\), not \(32,\)"),
+        ({"mtp.norm.weight": torch.ones(9)}, r"mtp.norm.weight: is \(9,\), not \(32,\)"),
+        ({"mtp.layers.1.mlp.up_proj.weight": torch.ones(48, 32)}, "layers.1.mlp.up_proj.weight: is of a second layer"),
         ({f"{LAYER}self_attn.v_proj.weight": torch.ones(8, 32)}, r"v_proj.weight: is \(8, 32\), not \(16, 32\)"),
         ({f"{LAYER}mlp.down_proj.weight": torch.ones(32, 48).to(torch.float8_e4m3fn)}, "is stored as F8_E4M3"),
         ({f"{LAYER}mlp.experts.0.up_proj.weight": torch.ones(2, 2)}, r"up_proj.weight: is of a mixture of experts"),
         ({f"{LAYER}mlp.gate.weight": torch.ones(2, 2)}, "gate.weight: is of a mixture of experts"),
-        ({f"{LAYER}self_attn.kv_a_proj_with_mqa.weight": torch.ones(2, 2)}, r"is of latent attention \(MLA\)"),
         ({f"{LAYER}self_attn.sinks": torch.ones(2)}, "sinks: is of something other than a Llama's layer"),
         ({f"{LAYER}self_attn.q_norm.weight": torch.ones(8)}, r"k_norm.weight: is not there"),
     ],
@@ -464,17 +407,9 @@ def change(where: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
 def test_layers_that_are_not_served_are_refused_by_name(
     tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path
 ) -> None:
-    _, _, where = built(DEEPSEEK, tmp_path)
+    _, _, where = built(LLAMA, tmp_path)
     change(where, tensors)
     with pytest.raises(ModelError, match=message):
-        headed(where, where)
-
-
-def test_layers_that_share_no_output_layer_are_refused(tmp_path: Path) -> None:
-    _, _, where = built(DEEPSEEK, tmp_path, count=2)
-    names = [f"model.layers.{LLAMA_LAYERS + number}.shared_head.head.weight" for number in (0, 1)]
-    change(where, {name: torch.randn(models.VOCABULARY, 32) for name in names})
-    with pytest.raises(ModelError, match=f"{names[1]}: differs from {names[0]}"):
         headed(where, where)
 
 
@@ -497,7 +432,7 @@ def test_layers_that_share_no_output_layer_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    _, _, where = built(DEEPSEEK, tmp_path)
+    _, _, where = built(LLAMA, tmp_path)
     head = tmp_path / "head"
     head.mkdir()
     (head / "model.safetensors").write_bytes((Path(where) / "model.safetensors").read_bytes())
@@ -512,7 +447,7 @@ WITHOUT_FILE = b'{"weight_map": {"mtp.layers.0.self_attn.q_proj.weight": "a"}}'
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:
-    _, _, where = built(DEEPSEEK, tmp_path)
+    _, _, where = built(LLAMA, tmp_path)
     head = tmp_path / "head"
     head.mkdir()
     for name, content, message in (
@@ -544,7 +479,7 @@ def test_a_directory_without_any_head_says_so(tmp_path: Path) -> None:
 
 
 def test_a_target_that_tells_no_features_is_refused(tmp_path: Path) -> None:
-    _, _, where = built(DEEPSEEK, tmp_path)
+    _, _, where = built(LLAMA, tmp_path)
     models.save(models.build(models.config("gpt2")), tmp_path / "gpt2")
     with pytest.raises(
         ModelError, match="heads: a GPT2LMHeadModel is not computed by a runner that tells its features"
@@ -554,30 +489,29 @@ def test_a_target_that_tells_no_features_is_refused(tmp_path: Path) -> None:
 
 # MiMo's own files, whose configuration transformers does not know without code in the folder.
 
-MIMO_LAYER = "model.mtp_layers.{}."
 FOREIGN_CODE = {"AutoConfig": "configuration_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
 
 
-def mimo(folder: Path, count: int, theta: float = 640.0) -> tuple[PreTrainedModel, str]:
-    """A Qwen2 and where it is, with MTP layers, as MiMo's folders say it; code there would fail if it were run."""
+def mimo(folder: Path, theta: float = 640.0) -> tuple[PreTrainedModel, str]:
+    """A Qwen2 and where it is, with an MTP layer, as MiMo's folders say it; code there would fail if it were run."""
     config: Any = models.config("qwen2")
     config.rope_parameters = {"rope_type": "default", "rope_theta": theta}
     target = models.build(config)
     where = models.save(target, folder / "mimo")
-    change(where, stored(MIMO, modules(MIMO, target, count)))
+    change(where, stored(MIMO, module(MIMO, target)))
     path = folder / "mimo" / "config.json"
     said = {key: each for key, each in json.loads(path.read_text()).items() if key not in ("rope_parameters", "dtype")}
     own = {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "auto_map": FOREIGN_CODE, "rope_theta": theta}
-    more = {"attention_bias": True, "num_nextn_predict_layers": count, "head_dim": 8, "torch_dtype": "float32"}
+    more = {"attention_bias": True, "num_nextn_predict_layers": 1, "head_dim": 8, "torch_dtype": "float32"}
     path.write_text(json.dumps({**said, **own, **more}))
     for name in ("configuration_mimo.py", "modeling_mimo.py"):
         (path.parent / name).write_text("raise AssertionError('was run')\n")
     return target, where
 
 
-def mimo_layer(tensors: Mapping[str, torch.Tensor], number: int, config: Any) -> Callable[..., torch.Tensor]:
-    """One layer, from the file's tensors: what all rows lead to, by a loop over them."""
-    part = MIMO_LAYER.format(number)
+def mimo_layer(tensors: Mapping[str, torch.Tensor], config: Any) -> Callable[..., torch.Tensor]:
+    """The layer, from the file's tensors: what all rows lead to, by a loop over them."""
+    part = MIMO.layer
     heads, shared = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
     size, theta = config.hidden_size // heads, config.rope_parameters["rope_theta"]
 
@@ -617,29 +551,28 @@ def mimo_layer(tensors: Mapping[str, torch.Tensor], number: int, config: Any) ->
 
 @torch.no_grad()
 @RUNTIMES
-@pytest.mark.parametrize("count", [1, 2])
-def test_mimo_s_own_files_are_served_as_a_qwen2_with_a_head(count: int, runtime: str, tmp_path: Path) -> None:
-    target, where = mimo(tmp_path, count)
+def test_mimo_s_own_files_are_served_as_a_qwen2_with_a_head(runtime: str, tmp_path: Path) -> None:
+    target, where = mimo(tmp_path)
     text, tensors = [3, 17, 8, 29, 11, 5, 23], load_file(Path(where) / "model.safetensors")
     lm = headed(where, where, runtime)
     rows = lm.forward([Feed(0, 0, text[:-1], len(text) - 1)])
     assert torch.allclose(rows, models.plain(target, text[:-1]), atol=models.TOLERANCE)
-    layers = [mimo_layer(tensors, number, target.config) for number in range(count)]
-    wanted = expected(MIMO, target, layers, text, 4, lambda layer, embedded, states: layer(embedded, states))
+    layer = mimo_layer(tensors, target.config)
+    wanted = expected(MIMO, target, layer, text, 4, lambda layer, embedded, states: layer(embedded, states))
     assert lm.draft([HeadRequest(0, text, GREEDY, 4)]) == [wanted]
 
 
 @torch.no_grad()
 def test_a_fused_matrix_of_mimo_s_begins_with_the_state(tmp_path: Path) -> None:
     """What the other formats have there, embedding before state, makes other drafts."""
-    target, where = mimo(tmp_path, 1)
+    target, where = mimo(tmp_path)
     text, tensors = [3, 17, 8, 29, 11, 5, 23], load_file(Path(where) / "model.safetensors")
-    name = f"{MIMO_LAYER.format(0)}input_proj.weight"
+    name = f"{MIMO.fuse}.weight"
     turned = {**tensors, name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1)}
     drafts = []
     for given in (tensors, turned):
-        layer = mimo_layer(given, 0, target.config)
-        drafts.append(expected(MIMO, target, [layer], text, 4, lambda layer, *rows: layer(*rows)))
+        layer = mimo_layer(given, target.config)
+        drafts.append(expected(MIMO, target, layer, text, 4, lambda layer, *rows: layer(*rows)))
     lm = headed(where, where)
     lm.forward([Feed(0, 0, text[:-1], 1)])
     assert lm.draft([HeadRequest(0, text, GREEDY, 4)]) == drafts[:1] != drafts[1:]
