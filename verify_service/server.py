@@ -273,7 +273,7 @@ async def load(
         lm, costs = _measured(options, ranks, go_on)
         engine = Engine(
             lm,
-            LogitsSampler(lm.info.deterministic),
+            LogitsSampler(),
             costs,
             deliver,
             patient=patient,

@@ -168,7 +168,7 @@ class Decoding:
             depth = calibrate_head(self._head)
             depth.most = min(depth.most, drafts)
             drafting = HeadDrafting(self._head, depth)
-        sampler = LogitsSampler(lm.info.deterministic)
+        sampler = LogitsSampler()
         self._engine = Engine(lm, sampler, costs, self._take, ngram=False, drafting=drafting)
         self._handles, self._chains = count(1), count(1)
         self._sessions: dict[int, _Session] = {}

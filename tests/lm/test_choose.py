@@ -167,14 +167,6 @@ def test_rows_must_match() -> None:
         choose(torch.zeros(2, 4), [RowSampling(0, Sampling())])
 
 
-def test_apart_each_row_is_chosen_as_if_it_were_alone() -> None:
-    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3))
-    kinds = (Sampling(), Sampling(temperature=0.9, seed=5), Sampling(temperature=1.0, seed=6, top_p=0.8))
-    rows = [RowSampling(index, kinds[index % len(kinds)]) for index in range(6)]
-    alone = [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
-    assert choose(logits, rows, apart=True) == alone == choose(logits, rows)
-
-
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -220,7 +212,7 @@ def test_rows_behind_a_wrong_guess_are_not_chosen_for_on_a_cpu() -> None:
     right = (whole[0], whole[1] ^ 1, whole[2])
     weighed = replace(drawn, acceptance=Acceptance.parse("rejection"))
     windows = [Window(right, drawn), Window(right, weighed), Window(tuple(whole[:3]), drawn), Window((), drawn)]
-    told = LogitsSampler(apart=False).choose(torch.cat([logits, logits, logits, logits[:1]]), windows, lambda _: True)
+    told = LogitsSampler().choose(torch.cat([logits, logits, logits, logits[:1]]), windows, lambda _: True)
     kept = 2 if sampler.on_cpu(logits) else 4
     assert [each.tokens for each in told] == [whole[:kept], whole, whole, whole[:1]]
     assert decide(told[0].tokens, right) == decide(whole, right)

@@ -89,7 +89,7 @@ class Rig:
         costs = StepCosts(ForwardTimes(FLAT if growth is None else {m: self._cost(m) for m in ROWS}))
         if growth is not None:
             self._take_time()
-        sampler = LogitsSampler(self.lm.info.deterministic)
+        sampler = LogitsSampler()
         self.engine = Engine(
             self.lm,
             sampler,
