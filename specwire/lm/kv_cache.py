@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelInfo, SlotModel, SlotTable
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Sizes(NamedTuple):
@@ -284,46 +281,21 @@ def _straight(feed: Feed) -> Feed:
     return feed._replace(tree=None)
 
 
-def _logits_of(rows: torch.Tensor, vocabulary: int, unassigned: torch.Tensor) -> tuple[torch.Tensor, bool]:
+def logits_of(rows: torch.Tensor, vocabulary: int, unassigned: torch.Tensor) -> tuple[torch.Tensor, bool]:
     """Float rows of the ids below `vocabulary`, and whether no element is infinite or NaN; if so, those ids masked.
 
-    A finite sum proves it in one cheap pass; sums can also overflow.
+    A finite sum proves it in one cheap pass; sums can also overflow. Behind a forward on a CPU, whose weights fill the
+    caches, NumPy takes a third of PyTorch's time.
     """
     rows = rows[:, :vocabulary].float()
-    finite = bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
-    if finite and unassigned.numel() > 0:
-        rows.index_fill_(1, unassigned, float("-inf"))
-    return rows, finite
-
-
-def one_call(function: Function) -> Function:
-    """Compile a function of tensors, where PyTorch still does that, so that the interpreter is left and entered once.
-
-    Each operation that Python calls lets go of the interpreter's lock. The event loop's thread may take it then, and
-    keep it for up to SWITCH_INTERVAL_S (specwire/rpc/process.py).
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            scripted: Function = torch.jit.script(function)
-        except (AttributeError, RuntimeError, NotImplementedError):
-            return function
-        return scripted
-
-
-_scripted_logits_of = one_call(_logits_of)
-
-
-def logits_of(rows: torch.Tensor, vocabulary: int, unassigned: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """As `_logits_of`. Behind a forward, whose weights fill the caches, NumPy takes a third of a script's time."""
-    if rows.device.type != "cpu" or rows.dtype != torch.float32:
-        return _scripted_logits_of(rows, vocabulary, unassigned)
-    rows = rows[:, :vocabulary]
-    values = rows.numpy()
-    with np.errstate(invalid="ignore", over="ignore"):
-        finite = math.isfinite(values.sum()) or bool(np.isfinite(values).all())
+    if rows.device.type == "cpu":
+        values = rows.numpy()
+        with np.errstate(invalid="ignore", over="ignore"):
+            finite = math.isfinite(values.sum()) or bool(np.isfinite(values).all())
+    else:
+        finite = bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
     if finite and len(unassigned) > 0:
-        values[:, unassigned.numpy()] = -np.inf
+        rows.index_fill_(1, unassigned, -torch.inf)
     return rows, finite
 
 
