@@ -401,7 +401,6 @@ class LoadOptions(TypedDict, total=False):
     dtype: str
     threads: int | None
     runtime: str
-    lean: bool
     deterministic: bool
     quantization: str
     compiled: bool
@@ -427,7 +426,7 @@ class Loading:
         ranks: those that vLLM splits the model over, which all load it with the same options; None for one process.
         dtype: float32, bfloat16, float16, or "auto": what `specwire.lm.native_dtype` says of the device.
         threads: threads that PyTorch computes with in this process; unchanged if None.
-        runtime, lean, deterministic, quantization, compiled, prompt_threads: see `specwire.lm.runners.select.How`.
+        runtime, deterministic, quantization, compiled, prompt_threads: see `specwire.lm.runners.select.How`.
         engine, engine_options, stages: "vllm" is told of in `specwire.lm.pretrained.load_in_vllm`.
         kv_type, gpu_layers: of a GGUF file, see `specwire.lm.pretrained.load_gguf`.
     """
@@ -441,7 +440,6 @@ class Loading:
     dtype: str = "float32"
     threads: int | None = None
     runtime: str = TORCH
-    lean: bool = True
     deterministic: bool = False
     quantization: str = NONE
     compiled: bool = False

@@ -57,7 +57,6 @@ class How(NamedTuple):
     Attributes:
         runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu); or
             "auto": openvino where it is installed and agrees with the model, else torch.
-        lean: use our own decoder where the model has one; False keeps to the model's own modules.
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
             computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
             machine, build and number of threads. A scripted model always does so.
@@ -74,7 +73,6 @@ class How(NamedTuple):
     """
 
     runtime: str = TORCH
-    lean: bool = True
     deterministic: bool = False
     quantization: str = NONE
     compiled: bool = False
@@ -86,9 +84,7 @@ class How(NamedTuple):
 
     @classmethod
     def of(cls, asked: Loading) -> How:
-        return cls(
-            asked.runtime, asked.lean, asked.deterministic, asked.quantization, asked.compiled, asked.prompt_threads
-        )
+        return cls(asked.runtime, asked.deterministic, asked.quantization, asked.compiled, asked.prompt_threads)
 
 
 def check_recurrent(config: PreTrainedConfig, how: How) -> None:
@@ -216,7 +212,7 @@ def _last_line(error: BaseException) -> str:
 
 def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
-    if how.lean and model.config.model_type in MODEL_TYPES:
+    if model.config.model_type in MODEL_TYPES:
         runner = _lean_runner(model, sizes, how)
         if runner is not None:
             return runner
