@@ -38,7 +38,7 @@ class MtpLayers(HeadLayers):
         super().__init__(shape, model, cache)
         self.state_first, self.normed_states = mtp.style.state_first, mtp.style.normed
         for layer in mtp.layers:
-            self.norms += [self._scaled(norm) for norm in (layer.embedding_norm, layer.state_norm, layer.norm)]
+            self.norms += [layer.embedding_norm, layer.state_norm, layer.norm]
         self.fusing, packed = pack_rounded([layer.fuse for layer in mtp.layers])
         self.fuse_weights, self.fuse_biases = [part.weight for part in packed], [part.bias for part in packed]
         gates = [layer.gate for layer in mtp.layers if layer.gate is not None]
@@ -167,7 +167,7 @@ def _before(feed: Feed, layer: int) -> Feed:
 
 
 def placed(mtp: Mtp, dtype: torch.dtype, device: torch.device) -> Mtp:
-    """On a device. Norms on CPUs are computed in float32 (`DecoderLayers`)."""
+    """On a device."""
 
     def part_of(part: Any) -> Any:
         if isinstance(part, LinearWeights):
@@ -175,7 +175,7 @@ def placed(mtp: Mtp, dtype: torch.dtype, device: torch.device) -> Mtp:
             return LinearWeights(part.weight.to(device, dtype), bias)
         if isinstance(part, tuple):
             return tuple(part_of(each) for each in part)
-        return part if part is None else part.to(device, torch.float32 if device.type == "cpu" else dtype)
+        return part if part is None else part.to(device, dtype)
 
     return mtp._replace(layers=[MtpLayer(*(part_of(part) for part in layer)) for layer in mtp.layers])
 
