@@ -199,9 +199,6 @@ class SimHead:
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """There is nothing to read."""
 
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """Nothing."""
-
     def stop(self) -> None:
         self._heeded = frozenset()
 

@@ -53,9 +53,6 @@ class ScriptedHeads:
         self.caught_up += [request.slot for request in requests]
         self.reading()
 
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        assert requests
-
     def stop(self) -> None:
         self.stopped = True
 
@@ -114,7 +111,6 @@ class SayingHead:
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        vocabulary: int,
         go_on: GoOn | None = None,
     ) -> list[list[int]]:
         self.read(feeds, features)

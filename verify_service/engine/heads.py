@@ -41,7 +41,6 @@ class Heads(Protocol):
     def skip(self, slot: int, left: int) -> None: ...
     def catch_up(self, requests: Sequence[HeadRequest]) -> None: ...
     def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]: ...
-    def foresee(self, requests: Sequence[HeadRequest]) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -438,15 +437,11 @@ class HeadDrafting:
         now_us: Callable[[], float],
         thought_us: float,
     ) -> None:
-        """Draft for `asked`. thought_us: time that choosing them took; it is charged, as foreseeing noise is."""
+        """Draft for `asked`. thought_us: time that choosing them took; it is charged."""
         if not asked:
             return
         self._kept.drafted(self._depth.pays)
-        requests, foreseen_us = [each.request for each in asked], now_us()
-        heads.foresee(requests)
-        began_us = now_us()
-        # The next step finds this noise ready, while a plain step computes it itself: so it is charged here.
-        thought_us += began_us - foreseen_us
+        requests, began_us = [each.request for each in asked], now_us()
         deepening = self._depth.deepening(
             [each.source.acceptance.rates(each.depth) for each in asked],
             [each.source.confidence for each in asked],

@@ -80,9 +80,6 @@ class HeadedScript(ScriptedLM):
         for request in requests:
             self._read[request.slot] = self.cached(request.slot)
 
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """Nothing."""
-
     def stop(self) -> None:
         self._stopped = True
 

@@ -58,9 +58,6 @@ class SkimmingModel(CachedLM):
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """There is nothing to read."""
 
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """Nothing: it draws as a drafter does."""
-
     def stop(self) -> None:
         """Nothing is kept for drafts."""
 

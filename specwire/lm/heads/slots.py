@@ -9,13 +9,10 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from specwire.core.draft import GoOn, HeadRequest
-from specwire.core.law.noise import Key
 from specwire.core.model import Feed, ModelInfo, SlotModel
 from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
-from specwire.lm.guesses import whole
 from specwire.lm.heads.head import Head
 from specwire.lm.kv_cache import CachedLM, TappedRunner
-from specwire.lm.law.noise import keep_noise
 from specwire.versions import Current
 
 
@@ -45,10 +42,6 @@ class DraftingModel(SlotModel, Protocol):
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """Read what `draft` would have to read before it drafts, as far as it is there."""
-        ...
-
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """Compute what drafts need, and the target will need in any case."""
         ...
 
     def stop(self) -> None:
@@ -341,17 +334,6 @@ class HeadedModel:
             own.written = 0
             own.begin(self._lm.cached(slot))
 
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """The noise of the positions that are drafted for: whatever is decided there, it is drawn by that."""
-        if self._target.tapped.device.type != "cpu":
-            return
-        for request in requests:
-            sampling, begin = request.sampling, len(request.tokens)
-            if whole(sampling):
-                stop = min(begin + request.depth, self.info.context)
-                keys = (Key(sampling.seed, sampling.choice, position) for position in range(begin, stop))
-                keep_noise(keys, self.info.vocabulary)
-
     def unread(self, slot: int) -> int | None:
         return self._slots[slot].unread if self._slots[slot].able else None
 
@@ -391,7 +373,7 @@ class HeadedModel:
         live = [request for _, request in asked]
         feeds, deepest = [self._feed(request) for request in live], max(request.depth for request in live)
         told = None if go_on is None else _Told(go_on, [at for at, _ in asked])
-        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live, self.info.vocabulary, told)
+        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live, told)
         whole = told.forwards if told is not None and told.ended else deepest
         self._mark_read(feeds)
         for (at, request), tokens in zip(asked, found, strict=True):

@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.core.draft import HeadRequest
-from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
@@ -26,8 +25,6 @@ from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.head import HeadStep
 from specwire.lm.heads.openvino_layer import Eagle3Openvino
 from specwire.lm.heads.slots import HeadedModel, HeadFailed
-from specwire.lm.law import noise
-from specwire.lm.law.sampler import choose
 from specwire.lm.runners.compiled import Bucket, CompiledRunner
 from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from tests.lm import models
@@ -198,22 +195,6 @@ def test_under_coupled_it_draws_with_the_target_s_noise(runtime: str, tmp_path: 
         assert drafted == [int(ids[(logits / 3.0 + gumbel(seed, 0, len(text), ids)).argmax()])]
         found.update(drafted)
     assert len(found) > 3
-
-
-def test_what_it_draws_by_is_what_the_target_will_draw_by_and_can_be_there_before(tmp_path: Path) -> None:
-    _, _, where, beside = built(tmp_path)
-    lm, text, drawn = headed(where, beside), [3, 17, 8, 29], Sampling(temperature=1.0, seed=77)
-    lm.forward([Feed(0, 0, text[:3], 1)])
-    asked = [HeadRequest(0, text, drawn, 3)]
-    lm.foresee(asked)
-    known = noise._kept_row.cache_info().misses
-    lm.draft(asked)
-    logits = lm.forward([Feed(0, 3, text[3:], 1)])
-    choose(logits, [RowSampling(4, drawn)])
-    assert noise._kept_row.cache_info().misses == known
-    filtered = replace(drawn, top_p=0.9, seed=78)
-    lm.foresee([HeadRequest(0, text, filtered, 3)])
-    assert noise._kept_row.cache_info().misses == known, "the target draws among few ids there"
 
 
 @RUNTIMES
