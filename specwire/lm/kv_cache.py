@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -105,15 +104,6 @@ class LineRunner:
         raise NotImplementedError(f"{type(self).__name__} takes no trees: rows {[*rows]} of slot {slot} stay")
 
 
-# Tokens of a feed that want no row, from which on it counts as a prompt's: a window's rows are all wanted.
-PROMPT_TOKENS = 32
-
-
-def feeds_prompt(feeds: Sequence[Feed]) -> bool:
-    """Whether a long part of a prompt is among them: the forward then pays for more threads than a step does."""
-    return any(len(feed.tokens) - feed.wanted >= PROMPT_TOKENS for feed in feeds)
-
-
 class LanguageModel(SlotModel, Protocol):
     """A causal language model whose rows are logits."""
 
@@ -133,13 +123,8 @@ class LanguageModel(SlotModel, Protocol):
 class CachedLM:
     """A `LanguageModel` on a `Runner`."""
 
-    def __init__(
-        self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int] = (), prompt_threads: int = 0
-    ) -> None:
-        """unassigned: ids below info.vocabulary that no token has: their logits are masked.
-
-        prompt_threads: of PyTorch's, in a forward that feeds a long part of a prompt; 0: as many as in others.
-        """
+    def __init__(self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int] = ()) -> None:
+        """unassigned: ids below info.vocabulary that no token has: their logits are masked."""
         self.info = info
         self.failed: frozenset[int] = frozenset()
         self.runner = runner
@@ -147,7 +132,6 @@ class CachedLM:
         self._stateful = runner if isinstance(runner, StatefulRunner) else None
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device)
-        self._prompt_threads, self._cores = prompt_threads, _cores()
 
     @property
     def slots(self) -> int:
@@ -202,26 +186,13 @@ class CachedLM:
         self._table.check(feeds)
         self.failed = frozenset()
         self._table.write(feeds)
-        raw = self._run([_straight(feed) for feed in feeds])
+        raw = self.runner.run([_straight(feed) for feed in feeds])
         self._table.commit(feeds)
         rows, finite = logits_of(raw, self.info.vocabulary, self._unassigned)
         if not finite:
             self._contain(feeds, rows)
             rows.index_fill_(1, self._unassigned, -torch.inf)
         return _drop_unwanted(feeds, rows)
-
-    def _run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        if not self._prompt_threads or not feeds_prompt(feeds):
-            return self.runner.run(feeds)
-        threads, cores = torch.get_num_threads(), _cores()
-        torch.set_num_threads(self._prompt_threads)
-        # Threads that are started now may use as many cores as this one might when it loaded the model.
-        _keep_to(self._cores)
-        try:
-            return self.runner.run(feeds)
-        finally:
-            torch.set_num_threads(threads)
-            _keep_to(cores)
 
     @torch.inference_mode()
     def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
@@ -261,16 +232,6 @@ class CachedLM:
         )
         for slot in self.failed:
             self.discard(slot)
-
-
-def _cores() -> set[int]:
-    """Which cores this thread may use; none where the system does not place threads."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-
-
-def _keep_to(cores: set[int]) -> None:
-    if cores:
-        os.sched_setaffinity(0, cores)
 
 
 def _straight(feed: Feed) -> Feed:

@@ -162,7 +162,7 @@ def load_pretrained(
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     if known.says is not None:
         runner = DraftVocabularyRunner(runner, known.says, target)
-    lm = _over_slots(runner, info, count, unassigned, skimmed, drafter, _threads_of_prompts(plan.how, info))
+    lm = _over_slots(runner, info, count, unassigned, skimmed, drafter)
     if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
         lm.current = head.current
         lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
@@ -345,7 +345,7 @@ def load_gguf(
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
-    runner = LlamaCppRunner(weights, file, sizes, kept, (torch.get_num_threads(), asked.prompt_threads))
+    runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
     try:
         trial = GgufTrial(weights, file, sizes, kept)
         off = trial.deviation(runner)
@@ -384,27 +384,18 @@ def _over_slots(
     unassigned: Sequence[int],
     kept: Sequence[int],
     head: Head | None,
-    prompt_threads: int,
 ) -> LanguageModel:
     """kept: layers that draft, or none. head: what drafts beside the model."""
     if kept:
         if not isinstance(runner, SkimmingRunner):
             raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
-        return SkimmingModel(runner, info, slots, unassigned, kept, prompt_threads)
-    lm = CachedLM(runner, info, slots, unassigned, prompt_threads)
+        return SkimmingModel(runner, info, slots, unassigned, kept)
+    lm = CachedLM(runner, info, slots, unassigned)
     if head is None:
         return lm
     if not isinstance(runner, TappedRunner):
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
     return HeadedModel(lm, runner, head)
-
-
-def _threads_of_prompts(how: How, info: ModelInfo) -> int:
-    """PyTorch's, in forwards that feed a long part of a prompt; 0 for as many as in others. See `How`."""
-    if info.runtime != TORCH or info.device != CPU.type:
-        return 0
-    # A graph that was compiled for one number of threads is compiled anew for another, in the middle of a step.
-    return 0 if how.deterministic or how.compiled else how.prompt_threads
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -39,7 +39,7 @@ class RealFile:
         return self.trial.deviation(self.runner(weights or self.weights, threads))
 
     def runner(self, weights: GgufWeights, threads: int) -> LlamaCppRunner:
-        return LlamaCppRunner(weights, self.file, self.sizes, KV, (threads, threads))
+        return LlamaCppRunner(weights, self.file, self.sizes, KV, threads)
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -40,9 +40,8 @@ class SkimmingModel(CachedLM):
         slots: int,
         unassigned: Sequence[int],
         kept: Sequence[int],
-        prompt_threads: int = 0,
     ) -> None:
-        super().__init__(runner, info, slots, unassigned, prompt_threads)
+        super().__init__(runner, info, slots, unassigned)
         self.kept = tuple(kept)
 
     def unread(self, slot: int) -> int | None:

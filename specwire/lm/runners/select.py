@@ -35,7 +35,7 @@ from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
 logger = logging.getLogger(__name__)
 
 # Tokens of the trial at load: long enough to cross a rollback, a ragged batch and a page of a cache in pages, half of
-# them a long part of a prompt (PROMPT_TOKENS), and short enough to cost little.
+# them a part of a prompt, and short enough to cost little.
 TRIAL_TOKENS = 72
 # Different ids among them.
 TRIAL_IDS = 12
@@ -64,9 +64,6 @@ class How(NamedTuple):
             what they multiply, too, in float32 (`specwire.lm.rounding`).
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
-        prompt_threads: CPU threads of a forward that feeds a long part of a prompt, where more than a step's pay; 0: as
-            many as others have. On cpu, of PyTorch and of OpenVINO's small graphs; not under
-            `deterministic` and `compiled`.
         taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes of them; None for nothing.
         skims: by a runner that can leave layers out.
         states: of a slot with recurrent layers.
@@ -76,7 +73,6 @@ class How(NamedTuple):
     deterministic: bool = False
     quantization: str = NONE
     compiled: bool = False
-    prompt_threads: int = 0
     taps: tuple[int, ...] = ()
     fuse: nn.Module | None = None
     skims: bool = False
@@ -84,7 +80,7 @@ class How(NamedTuple):
 
     @classmethod
     def of(cls, asked: Loading) -> How:
-        return cls(asked.runtime, asked.deterministic, asked.quantization, asked.compiled, asked.prompt_threads)
+        return cls(asked.runtime, asked.deterministic, asked.quantization, asked.compiled)
 
 
 def check_recurrent(config: PreTrainedConfig, how: How) -> None:
@@ -188,8 +184,7 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     try:
         if how.quantization != NONE:
             round_layers(model, how.quantization == INT8_DYNAMIC)
-        threads = torch.get_num_threads(), how.prompt_threads
-        runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization, how.taps, how.fuse)
+        runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads(), how.quantization, how.taps, how.fuse)
         off = deviation(model, runner, *sizes, dtype)
     except Unsuited as reason:
         raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason

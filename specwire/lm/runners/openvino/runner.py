@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from specwire.core.model import INT8_DYNAMIC, NONE, Feed
-from specwire.lm.kv_cache import LineRunner, feeds_prompt
+from specwire.lm.kv_cache import LineRunner
 from specwire.lm.rounding import GROUP, Int8Linear
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import PROBE_TOLERANCE, LinearWeights
@@ -161,14 +161,12 @@ class OpenvinoRunner(OverPages, LineRunner):
         context: int,
         vocabulary: int,
         dtype: torch.dtype,
-        threads: tuple[int, int],
+        threads: int,
         quantization: str = NONE,
         taps: Sequence[int] = (),
         fuse: nn.Module | None = None,
     ) -> None:
         """Compute in `computed_in(dtype)` with the weights of a model, which may be rounded to 8 bits.
-
-        threads: see `PagedGraph`.
 
         Raises Unsuited for a model that only looks like the family, and whatever OpenVINO raises for one that it cannot
         trace, page or compile.
@@ -212,7 +210,7 @@ class OpenvinoRunner(OverPages, LineRunner):
         return self._taps > 0 and self.tapping
 
     def _run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        fed = self._graph.run(feeds, telling=self._tells, prompt=feeds_prompt(feeds))
+        fed = self._graph.run(feeds, telling=self._tells)
         if self._tells:
             self.tapped = self._graph.told(TAPPED)[:fed].clone()
         return self._graph.told(LOGITS)
