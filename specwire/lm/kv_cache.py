@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,86 +23,65 @@ class Sizes(NamedTuple):
     vocabulary: int
 
 
-class Runner(Protocol):
-    """Computes forwards over a slot cache of its own. It keeps no valid lengths: feeds say everything."""
+class Runner(ABC):
+    """Computes forwards over a slot cache of its own. It keeps no valid lengths: feeds say everything.
 
+    branches: whether feeds may have a tree. layers: of one that can leave some out, else 0.
+    taps: of what enters these layers it tells the residual streams; none for one that tells nothing. tapped: those of
+    the last run (sum of tokens, taps x hidden). tapping: whether the next runs tell them; rows are the same without.
+    """
+
+    branches = False
+    layers = 0
+    taps: Sequence[int] = ()
+    tapped: torch.Tensor
+    tapping = True
+
+    @abstractmethod
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Logits (sum of max(wanted, 1), at least vocabulary) in the order of the feeds, of any dtype.
 
         Writes keys and values of each feed at its rows and nowhere else, and attends to positions [0, p] of its slot
         alone, or to what its tree lets it see.
         """
-        ...
 
-    @property
-    def branches(self) -> bool:
-        """Whether feeds may have a tree."""
-        ...
+    def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
+        """`run` by the layers `kept` alone, which rise, and their keys and values."""
+        raise NotImplementedError(f"{type(self).__name__} can leave no layers out")
+
+    def zero_rows(self, slot: int, start: int, stop: int) -> None:
+        """Zero what was written by `skim`."""
+        raise NotImplementedError(f"{type(self).__name__} can leave no layers out")
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         """Copy keys and values of `rows`, which rise and lie at or behind `start`, to start, start + 1, ...
 
         Asked of those that branch.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} takes no trees: rows {[*rows]} of slot {slot} stay")
 
+    @abstractmethod
     def zero(self, slot: int, stop: int) -> None:
         """Zero keys and values of positions [0, stop) of a slot."""
-        ...
 
+    @abstractmethod
     def copy(self, source: int, target: int, stop: int) -> None:
         """Copy keys and values of positions [0, stop), of more where that is cheaper, from one slot to another."""
-        ...
 
     @property
+    @abstractmethod
     def kv_bytes(self) -> int:
         """Memory of the slot cache."""
-        ...
-
-
-@runtime_checkable
-class TappedRunner(Runner, Protocol):
-    """tapped: of the last run the residual streams that it was built to tap (sum of tokens, taps x hidden).
-
-    tapping: whether the next runs tell them. Without, `tapped` means nothing, and rows are the same.
-    """
-
-    tapped: torch.Tensor
-    tapping: bool
-
-
-@runtime_checkable
-class SkimmingRunner(Runner, Protocol):
-    """One that can leave layers out."""
-
-    def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
-        """`run` by the layers `kept` alone, which rise, and their keys and values."""
-        ...
-
-    def zero_rows(self, slot: int, start: int, stop: int) -> None: ...
 
     @property
-    def layers(self) -> int: ...
-
-
-@runtime_checkable
-class StatefulRunner(Runner, Protocol):
-    """One with recurrent layers; see `SlotModel`."""
+    def most_window(self) -> int:
+        """See `SlotModel`."""
+        return MOST_WINDOW
 
     @property
-    def most_window(self) -> int: ...
-
-    @property
-    def state_bytes(self) -> int: ...
-
-
-class LineRunner:
-    """What a `Runner` has that takes lines of tokens only."""
-
-    branches = False
-
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        raise NotImplementedError(f"{type(self).__name__} takes no trees: rows {[*rows]} of slot {slot} stay")
+    def state_bytes(self) -> int:
+        """See `SlotModel`."""
+        return 0
 
 
 class LanguageModel(SlotModel, Protocol):
@@ -128,8 +108,6 @@ class CachedLM:
         self.info = info
         self.failed: frozenset[int] = frozenset()
         self.runner = runner
-        self._skimming = runner if isinstance(runner, SkimmingRunner) else None
-        self._stateful = runner if isinstance(runner, StatefulRunner) else None
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device)
 
@@ -166,7 +144,7 @@ class CachedLM:
 
     @property
     def most_window(self) -> int:
-        return MOST_WINDOW if self._stateful is None else self._stateful.most_window
+        return self.runner.most_window
 
     @property
     def kv_bytes(self) -> int:
@@ -174,7 +152,7 @@ class CachedLM:
 
     @property
     def state_bytes(self) -> int:
-        return 0 if self._stateful is None else self._stateful.state_bytes
+        return self.runner.state_bytes
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -196,7 +174,7 @@ class CachedLM:
 
     @torch.inference_mode()
     def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
-        """Logits as of `forward`, by some layers of a `SkimmingRunner`. What a slot holds stays as it is.
+        """Logits as of `forward`, by some of the layers. What a slot holds stays as it is.
 
         Feeds begin at the valid length, or behind what was skimmed there before. Their keys and values lie beyond it,
         stale, until a forward writes there: it attends to its own rows only once it has written all layers of them.
@@ -206,18 +184,16 @@ class CachedLM:
             FloatingPointError: logits are not finite; the rows were zeroed, for a NaN poisons attention even where it
                 is masked.
         """
-        if self._skimming is None:
-            raise TypeError(f"{type(self.runner).__name__} can leave no layers out")
         self._table.check(feeds, beyond=True)
         self._table.void(feeds)
         sound = False
         try:
-            raw = self._skimming.skim([_straight(feed) for feed in feeds], kept)
+            raw = self.runner.skim([_straight(feed) for feed in feeds], kept)
             rows, sound = logits_of(raw, self.info.vocabulary, self._unassigned)
         finally:
             if not sound:
                 for feed in feeds:
-                    self._skimming.zero_rows(feed.slot, feed.start, feed.stop)
+                    self.runner.zero_rows(feed.slot, feed.start, feed.stop)
         if not sound:
             raise FloatingPointError(f"logits by the layers {[*kept]} are not finite")
         return _drop_unwanted(feeds, rows)

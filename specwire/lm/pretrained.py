@@ -40,7 +40,7 @@ from specwire.lm.heads.head import Head
 from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
+from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes
 from specwire.lm.kv_memory import KvMemory, SlotMemory, position_bytes, readable, slots_of_size
 from specwire.lm.model_config import (
     check_class,
@@ -387,15 +387,14 @@ def _over_slots(
 ) -> LanguageModel:
     """kept: layers that draft, or none. head: what drafts beside the model."""
     if kept:
-        if not isinstance(runner, SkimmingRunner):
+        if not runner.layers:
             raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
         return SkimmingModel(runner, info, slots, unassigned, kept)
-    lm = CachedLM(runner, info, slots, unassigned)
     if head is None:
-        return lm
-    if not isinstance(runner, TappedRunner):
+        return CachedLM(runner, info, slots, unassigned)
+    if not runner.taps:
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
-    return HeadedModel(lm, runner, head)
+    return HeadedModel(runner, info, slots, unassigned, head)
 
 
 def _dtype(name: str) -> torch.dtype:

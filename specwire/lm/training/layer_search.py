@@ -16,7 +16,7 @@ from specwire.core.model import Feed, ModelError, ModelInfo, SlotModel, TreeFeed
 from specwire.core.policy.estimates import expected_tokens
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm.heads.self_speculation import LayerChoice
-from specwire.lm.kv_cache import CachedLM, SkimmingRunner
+from specwire.lm.kv_cache import CachedLM
 from specwire.progress import ProgressBar
 from specwire.text.tokenizer import TokenizerError, encode, load_tokenizer
 
@@ -158,7 +158,7 @@ def choose_layers(lm: SlotModel, windows: Sequence[Sequence[int]], tell: Callabl
     Raises:
         ModelError: the model cannot leave layers out.
     """
-    if not isinstance(lm, CachedLM) or not isinstance(lm.runner, SkimmingRunner) or lm.runner.layers < 2:
+    if not isinstance(lm, CachedLM) or lm.runner.layers < 2:
         raise ModelError(f"target: a {lm.info.architecture} is not computed by a runner that can leave layers out")
     layers = lm.runner.layers
     filled = TextWindows(lm, windows)

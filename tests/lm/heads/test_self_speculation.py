@@ -12,13 +12,12 @@ import torch
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError, TreeFeed
 from specwire.lm import LanguageModel, load_model
 from specwire.lm.heads.self_speculation import LayerChoice, SkimmingModel
-from specwire.lm.heads.slots import DraftingModel
 from tests.lm import models
 
 FAMILIES = ("llama", "qwen2", "qwen3", "llama-biased-tied")

@@ -24,7 +24,7 @@ import torch
 
 from specwire.core.model import Feed, ModelError
 from specwire.lm.gguf_file import GgufFile
-from specwire.lm.kv_cache import Sizes
+from specwire.lm.kv_cache import Runner, Sizes
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from specwire.text import load_tokenizer
 
@@ -168,7 +168,7 @@ class LlamaMemory:
         self._llama.llama_memory_clear(self._memory, True)
 
 
-class LlamaCppRunner:
+class LlamaCppRunner(Runner):
     """`Runner` over llama.cpp.
 
     Invariant: the context has cells for all rows that are held or fed. It is made for few, and for more as texts grow:
