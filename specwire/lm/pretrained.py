@@ -71,13 +71,13 @@ from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.runners.select import (
     DYNAMIC_TOLERANCE,
     How,
-    OwnTrial,
-    Trial,
     cache_dtype,
     check_recurrent,
+    own_trial,
     runner_for,
-    takes_trees,
+    trial_of,
 )
+from specwire.lm.runners.trial import Trial
 from specwire.lm.weights_file import give_back_freed, given_back
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
@@ -295,7 +295,7 @@ def load_in_vllm(
     try:
         own = VllmRunner(known.location, sizes, _dtype(dtype), options, rank, memory)
         runner = own if ranks is None else LeadingRunner(own, ranks)
-        off = (trial or OwnTrial(runner, sizes, DYNAMIC_TOLERANCE)).deviation(runner, own.slots)
+        off = (trial or own_trial(runner, sizes, DYNAMIC_TOLERANCE)).held(runner, own.slots)
     except (ModelError, ModelLost):
         raise
     except Exception as error:  # any error of a large library for a model, an option or a machine
@@ -315,7 +315,7 @@ def _held_to(spec: str, known: Outline, dtype: str, sizes: Sizes) -> tuple[Model
         return *_describe_files(spec, known, dtype, method), None
     model = pretrained(spec, _dtype(dtype), CPU)
     info, unassigned = _describe(spec, model, known, dtype, How())
-    return info, unassigned, Trial(model, sizes._replace(vocabulary=info.vocabulary), _dtype(dtype))
+    return info, unassigned, trial_of(model, sizes._replace(vocabulary=info.vocabulary))
 
 
 def load_gguf(
@@ -328,7 +328,7 @@ def load_gguf(
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
     from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
-    from specwire.lm.runners.llamacpp.trial import GgufTrial
+    from specwire.lm.runners.llamacpp.trial import gguf_trial
 
     file = read_gguf(spec)
     positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
@@ -347,8 +347,7 @@ def load_gguf(
     file.check_rotation(count, positions)
     runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
     try:
-        trial = GgufTrial(weights, file, sizes, kept)
-        off = trial.deviation(runner)
+        off = gguf_trial(weights, file, sizes, kept).held(runner, count)
     except (MemoryError, RuntimeError) as error:
         raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
     if not off <= 1:
@@ -357,8 +356,6 @@ def load_gguf(
             "tolerance), so it is not served by llamacpp; --runtime torch or openvino computes it otherwise, and "
             "another build of llama.cpp may agree with itself"
         )
-    runner.branches = runner.branches and takes_trees(trial, runner, file.path.name)
-    runner.zero(count - 1, positions)
     info = ModelInfo(
         name=file.path.stem,
         architecture=file.architecture,

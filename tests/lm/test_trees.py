@@ -15,7 +15,7 @@ from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.runners.decoder import MOST_COLUMNS, leading
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.select import Trial
+from specwire.lm.runners.select import trial_of
 from tests.lm.families import ALONE, CHUNKED, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Trees, last_rows
@@ -215,7 +215,7 @@ def test_a_tree_may_stand_behind_no_text_and_fill_the_context(kind: str, tmp_pat
 @pytest.mark.parametrize("kind", ["llama", "olmo"])
 def test_logits_of_a_node_that_are_not_finite_cost_their_own_slot_only(kind: str, tmp_path: Path) -> None:
     model = build(config(kind))
-    poison(model, tokens_of(3)[2], NAN)
+    poison(model, tokens_of(2)[1], NAN)
     lm = load_model(save(model, tmp_path), slots=SLOTS)
     lm.forward([Feed(slot, 0, TEXT[:2], 0) for slot in range(2)])
     lm.forward([branching(0, 2), Feed(1, 2, TEXT[2:4], 1)])
@@ -272,11 +272,12 @@ class InPlace(LlamaRunner):
 @pytest.mark.parametrize(("runner", "right"), [(LlamaRunner, True), (ByRow, False), (InPlace, False)])
 def test_the_trial_at_load_tells_runners_apart(runner: type[LlamaRunner], right: bool) -> None:
     model, sizes = build(config("llama")), Sizes(1, CONTEXT, VOCABULARY)
-    trial = Trial(model, sizes, torch.float32)
-    assert (trial.tree_deviation(runner(model, *sizes)) <= 1) is right
+    tried = runner(model, *sizes)
+    assert trial_of(model, sizes).held(tried, 1) <= 1
+    assert tried.branches is right
 
 
-@pytest.mark.parametrize(("context", "branches"), [(5, False), (6, True)])
+@pytest.mark.parametrize(("context", "branches"), [(7, False), (8, True)])
 def test_a_context_too_short_for_a_trial_has_no_trees(context: int, branches: bool, tmp_path: Path) -> None:
     lm = load_model(save(build(config("gpt2")), tmp_path), slots=1, context=context)
     assert lm.branches is branches
