@@ -20,7 +20,7 @@ from specwire.core.model import AUTO, AUTO_KV, ENGINES, KV_TYPES, NONE, QUANTIZA
 from specwire.rpc.keys import TOKEN_VARIABLE
 from specwire.rpc.model_info import core_numbers
 from specwire.rpc.process import DRAIN_GRACE
-from specwire.rpc.server_options import ANY_PORT, MOST_THREADS, SERVED_DTYPES, TEXT_MEMORY
+from specwire.rpc.server_options import ANY_PORT, SERVED_DTYPES, TEXT_MEMORY
 from specwire.telemetry import logs
 from specwire.telemetry.options import inherited
 from specwire.text.tool_calls.formats import FORMATS
@@ -253,13 +253,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("threads", MODELS, "N", int, 1,
                help="CPU threads (default: %(default)s)",
                unlike={"verify": {"default": lambda: len(core_numbers()) or 1}}),
-        Option("prompt-threads", MODELS, "N", int, 0,
-               help="CPU threads for long parts of prompts, which all cores speed up (default: 0, as many as "
-                    "--threads)"),
         Option("target-threads", STACK, "N", int,
                help="CPU threads (default: all cores; half of them for the included target)"),
-        Option("target-prompt-threads", STACK, "N", int, lambda: min(cores(), MOST_THREADS),
-               help="CPU threads for long parts of prompts (default: all cores)"),
         Option("draft-threads", "stack edge", "N", int, 1,
                help="CPU threads (default: %(default)s)",
                unlike={"edge": {"help": "CPU threads of the draft model (default: 1)"}}),

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specwire.core.draft import DraftingModel
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import ModelError, SlotModel
@@ -269,7 +270,7 @@ async def load(
         lm, costs = _measured(options, ranks, go_on)
         engine = Engine(
             lm,
-            LogitsSampler(lm.info.deterministic),
+            LogitsSampler(),
             costs,
             deliver,
             patient=patient,
@@ -317,11 +318,11 @@ def _measured(options: ModelServiceOptions, ranks: Ranks | None, go_on: GoOn) ->
 
 def _head_of(lm: SlotModel, heads: str) -> HeadDrafting | None:
     """What drafts beside the target, if anything does. ModelError if it cannot."""
-    from specwire.lm.heads.slots import DraftingModel, HeadFailed
+    from specwire.lm.heads.slots import HeadFailed
     from verify_service.engine.calibration import calibrate_head
 
     try:
-        return HeadDrafting(lm, calibrate_head(lm)) if isinstance(lm, DraftingModel) else None
+        return HeadDrafting(lm, calibrate_head(lm, lm)) if isinstance(lm, DraftingModel) else None
     except HeadFailed as error:
         raise ModelError(f"heads: {heads}: {error}") from error
 

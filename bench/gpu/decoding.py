@@ -165,10 +165,10 @@ class Decoding:
     def __init__(self, lm: LanguageModel, drafts: int = 0) -> None:
         costs, self._head, drafting = step_costs(lm), lm if isinstance(lm, CountedHead) else None, None
         if self._head is not None:
-            depth = calibrate_head(self._head)
+            depth = calibrate_head(lm, self._head)
             depth.most = min(depth.most, drafts)
             drafting = HeadDrafting(self._head, depth)
-        sampler = LogitsSampler(lm.info.deterministic)
+        sampler = LogitsSampler()
         self._engine = Engine(lm, sampler, costs, self._take, ngram=False, drafting=drafting)
         self._handles, self._chains = count(1), count(1)
         self._sessions: dict[int, _Session] = {}

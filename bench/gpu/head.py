@@ -20,7 +20,7 @@ from specwire.core.model import ModelInfo
 from specwire.lm.heads.eagle3 import EMBEDDING, Eagle3, Eagle3Config, default_taps
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_cache import CachedLM, TappedRunner
+from specwire.lm.kv_cache import Runner
 
 # Ids that a published head of a target of 128,256 says. A smaller target's head says all.
 DRAFT_VOCABULARY = 32_000
@@ -43,11 +43,11 @@ class CountedHead(HeadedModel):
         return drafted
 
 
-def beside(runner: TappedRunner, info: ModelInfo, slots: int, head: Eagle3) -> CountedHead:
+def beside(runner: Runner, info: ModelInfo, slots: int, head: Eagle3) -> CountedHead:
     """`head` over the slots of the target that `runner` computes, which taps what it reads."""
     weight = head.fc.weight
     drafter = Eagle3Runner(head, info.vocabulary, slots, info.context, weight.dtype, device=weight.device)
-    return CountedHead(CachedLM(runner, info, slots), runner, drafter)
+    return CountedHead(runner, info, slots, (), drafter)
 
 
 @torch.no_grad()

@@ -51,12 +51,10 @@ class CorePlan(NamedTuple):
 
 
 def threads_told(services: Mapping[str, ModelServiceOptions], placement: CorePlan) -> str:
-    """Such as "verifier, 1 thread (up to 2 for prompts); drafter, 1 thread: all threads share all cores"."""
+    """Such as "verifier, 1 thread; drafter, 1 thread: all threads share all cores"."""
 
     def told(options: ModelServiceOptions) -> str:
-        prompts = options.prompt_threads or options.threads
-        further = f" (up to {prompts} for prompts)" if prompts != options.threads else ""
-        return f"{options.threads} thread{'s' if options.threads > 1 else ''}{further}"
+        return f"{options.threads} thread{'s' if options.threads > 1 else ''}"
 
     return f"{'; '.join(f'{role}, {told(each)}' for role, each in services.items())}: {placement}"
 

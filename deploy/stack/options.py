@@ -213,7 +213,6 @@ class StackOptions:
     kv_type: str = AUTO_KV
     deterministic: bool = False
     target_threads: int = 1
-    target_prompt_threads: int = 0
     draft_threads: int = 1
     slots: int = 16
     ngram: bool = True
@@ -265,7 +264,6 @@ class StackOptions:
             model=self.target,
             kv_type=self._kv_type(self.target),
             threads=self.target_threads,
-            prompt_threads=self.target_prompt_threads,
         )
 
     def verifiers(self) -> dict[str, ModelServiceOptions]:

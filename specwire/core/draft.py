@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice, takewhile
@@ -45,6 +45,41 @@ class HeadRequest(NamedTuple):
 # Told of each forward of a head's draft: the places of the requests that it was for, and of each the probability of the
 # likeliest token. Returns whether there is to be another one.
 GoOn = Callable[[Sequence[int], Sequence[float]], bool]
+
+
+class DraftingModel:
+    """A target that drafts behind its own texts: by a head beside it, or by some of its layers."""
+
+    @property
+    def most_depth(self) -> int | None:
+        """Tokens that are drafted behind a text at most, however many are asked for; None for any number."""
+        return None
+
+    def unread(self, slot: int) -> int | None:
+        """Positions of a text that a head has still to read before it drafts; None where it cannot draft yet."""
+        raise NotImplementedError
+
+    def heed(self, slots: Collection[int] | None) -> None:
+        """From the next forward on keep for the head what the target makes of these slots, and of no others.
+
+        None: of all, as it is at first. A head that needs what was not kept goes on behind it, once there is enough.
+        """
+
+    def skip(self, slot: int, left: int) -> None:
+        """Leave out what is unread but for the last `left` positions: the head begins there, and forgets the rest."""
+
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        """Read what `draft` would have to read before it drafts, as far as it is there."""
+
+    def stop(self) -> None:
+        """Nothing will be asked any more."""
+
+    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
+        """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is.
+
+        go_on: told after each forward, and may end the draft; None: nothing is told.
+        """
+        raise NotImplementedError
 
 
 def check_pace(pace: Pace, sampling: Sampling) -> None:

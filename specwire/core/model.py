@@ -401,11 +401,9 @@ class LoadOptions(TypedDict, total=False):
     dtype: str
     threads: int | None
     runtime: str
-    lean: bool
     deterministic: bool
     quantization: str
     compiled: bool
-    prompt_threads: int
     engine: str
     engine_options: Mapping[str, Any]
     stages: int
@@ -427,7 +425,7 @@ class Loading:
         ranks: those that vLLM splits the model over, which all load it with the same options; None for one process.
         dtype: float32, bfloat16, float16, or "auto": what `specwire.lm.native_dtype` says of the device.
         threads: threads that PyTorch computes with in this process; unchanged if None.
-        runtime, lean, deterministic, quantization, compiled, prompt_threads: see `specwire.lm.runners.select.How`.
+        runtime, deterministic, quantization, compiled: see `specwire.lm.runners.select.How`.
         engine, engine_options, stages: "vllm" is told of in `specwire.lm.pretrained.load_in_vllm`.
         kv_type, gpu_layers: of a GGUF file, see `specwire.lm.pretrained.load_gguf`.
     """
@@ -441,11 +439,9 @@ class Loading:
     dtype: str = "float32"
     threads: int | None = None
     runtime: str = TORCH
-    lean: bool = True
     deterministic: bool = False
     quantization: str = NONE
     compiled: bool = False
-    prompt_threads: int = 0
     engine: str = SPECWIRE
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     stages: int = 1

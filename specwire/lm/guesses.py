@@ -18,12 +18,10 @@ import torch
 
 from specwire.core.draft import DraftRow, Drawn
 from specwire.core.law import noise as reference
-from specwire.core.law.noise import Key
 from specwire.core.law.sampling import Ids, Sampling
 from specwire.core.law.weights import draw_quantised, quantise
 from specwire.core.messages import MOST_KEPT, Weights
 from specwire.lm.law.logits import adjusted, best_of, log_probabilities
-from specwire.lm.law.noise import gumbel_of
 from specwire.text.vocabulary_map import MOST_VOCABULARIES, VocabularyMap
 
 CANDIDATES = 64
@@ -47,22 +45,14 @@ def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
     return _draw_best(logits, rows)
 
 
-def whole(sampling: Sampling) -> bool:
-    """Whether the target draws by the noise of all ids, as it does where none is filtered out."""
-    return sampling.temperature > 0.0 and sampling.top_p == 1.0 and not sampling.top_k
-
-
-def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow], vocabulary: int) -> list[int]:
-    """The token of each row of `logits` (rows, len(ids)), which are of these ids alone. Penalties are left out.
-
-    vocabulary: of the target that draws in this process, too.
-    """
+def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
+    """The token of each row of `logits` (rows, len(ids)), which are of these ids alone. Penalties are left out."""
     if all(row.plain for row in rows):
         chosen: list[int] = ids[best_of(logits)].tolist()
         return chosen
     if logits.device.type == "cpu":
         named, each = ids.numpy(), zip(logits.float().numpy(), rows, strict=True)
-        return [_draw_one(scores, named, row, vocabulary if whole(row.sampling) else None) for scores, row in each]
+        return [_draw_one(scores, named, row) for scores, row in each]
     best, at = logits.float().topk(min(CANDIDATES, logits.shape[1]), dim=1)
     scores, tokens = best.cpu().numpy(), ids[at].cpu().numpy()
     return [_draw_one(scores[index], tokens[index], row) for index, row in enumerate(rows)]
@@ -122,25 +112,22 @@ def _ranked(scores: Scores, ids: Ids, row: DraftRow, most: int) -> Ranked:
     return tuple(tokens), tuple((kept - kept[0]).tolist())
 
 
-def _draw_one(scores: Scores, ids: Ids | None, row: DraftRow, shared: int | None = None) -> int:
-    """From one row's logits; `ids` names the tokens that they are of, None stands for 0, 1, 2, ...
-
-    shared: the vocabulary, where the target draws in this process; see `gumbel_of`.
-    """
+def _draw_one(scores: Scores, ids: Ids | None, row: DraftRow) -> int:
+    """From one row's logits; `ids` names the tokens that they are of, None stands for 0, 1, 2, ..."""
     sampling = row.sampling
     best = int(scores.argmax())
     if sampling.temperature > 0.0:
         candidates = _candidates(scores, best, sampling)
         if len(candidates) > 1:
             named = candidates if ids is None else ids[candidates]
-            best = int(candidates[_loudest(scores[candidates], named, row, shared)])
+            best = int(candidates[_loudest(scores[candidates], named, row)])
     return best if ids is None else int(ids[best])
 
 
-def _loudest(scores: Scores, ids: Ids, row: DraftRow, shared: int | None) -> int:
+def _loudest(scores: Scores, ids: Ids, row: DraftRow) -> int:
     """Index of argmax(log q + G); the normaliser of q is the same for all."""
-    sampling, key = row.sampling, Key(row.sampling.seed, row.sampling.choice, row.position)
-    noise = reference.gumbel(*key, ids) if shared is None else gumbel_of(key, ids, shared)
+    sampling = row.sampling
+    noise = reference.gumbel(sampling.seed, sampling.choice, row.position, ids)
     return int((scores.astype(np.float64) / sampling.temperature + noise).argmax())
 
 

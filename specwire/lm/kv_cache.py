@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
-import warnings
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelInfo, SlotModel, SlotTable
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Sizes(NamedTuple):
@@ -26,95 +23,65 @@ class Sizes(NamedTuple):
     vocabulary: int
 
 
-class Runner(Protocol):
-    """Computes forwards over a slot cache of its own. It keeps no valid lengths: feeds say everything."""
+class Runner(ABC):
+    """Computes forwards over a slot cache of its own. It keeps no valid lengths: feeds say everything.
 
+    branches: whether feeds may have a tree. layers: of one that can leave some out, else 0.
+    taps: of what enters these layers it tells the residual streams; none for one that tells nothing. tapped: those of
+    the last run (sum of tokens, taps x hidden). tapping: whether the next runs tell them; rows are the same without.
+    """
+
+    branches = False
+    layers = 0
+    taps: Sequence[int] = ()
+    tapped: torch.Tensor
+    tapping = True
+
+    @abstractmethod
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Logits (sum of max(wanted, 1), at least vocabulary) in the order of the feeds, of any dtype.
 
         Writes keys and values of each feed at its rows and nowhere else, and attends to positions [0, p] of its slot
         alone, or to what its tree lets it see.
         """
-        ...
 
-    @property
-    def branches(self) -> bool:
-        """Whether feeds may have a tree."""
-        ...
+    def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
+        """`run` by the layers `kept` alone, which rise, and their keys and values."""
+        raise NotImplementedError(f"{type(self).__name__} can leave no layers out")
+
+    def zero_rows(self, slot: int, start: int, stop: int) -> None:
+        """Zero what was written by `skim`."""
+        raise NotImplementedError(f"{type(self).__name__} can leave no layers out")
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         """Copy keys and values of `rows`, which rise and lie at or behind `start`, to start, start + 1, ...
 
         Asked of those that branch.
         """
-        ...
-
-    def zero(self, slot: int, stop: int) -> None:
-        """Zero keys and values of positions [0, stop) of a slot."""
-        ...
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        """Copy keys and values of positions [0, stop), of more where that is cheaper, from one slot to another."""
-        ...
-
-    @property
-    def kv_bytes(self) -> int:
-        """Memory of the slot cache."""
-        ...
-
-
-@runtime_checkable
-class TappedRunner(Runner, Protocol):
-    """tapped: of the last run the residual streams that it was built to tap (sum of tokens, taps x hidden).
-
-    tapping: whether the next runs tell them. Without, `tapped` means nothing, and rows are the same.
-    """
-
-    tapped: torch.Tensor
-    tapping: bool
-
-
-@runtime_checkable
-class SkimmingRunner(Runner, Protocol):
-    """One that can leave layers out."""
-
-    def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
-        """`run` by the layers `kept` alone, which rise, and their keys and values."""
-        ...
-
-    def zero_rows(self, slot: int, start: int, stop: int) -> None: ...
-
-    @property
-    def layers(self) -> int: ...
-
-
-@runtime_checkable
-class StatefulRunner(Runner, Protocol):
-    """One with recurrent layers; see `SlotModel`."""
-
-    @property
-    def most_window(self) -> int: ...
-
-    @property
-    def state_bytes(self) -> int: ...
-
-
-class LineRunner:
-    """What a `Runner` has that takes lines of tokens only."""
-
-    branches = False
-
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
         raise NotImplementedError(f"{type(self).__name__} takes no trees: rows {[*rows]} of slot {slot} stay")
 
+    @abstractmethod
+    def zero(self, slot: int, stop: int) -> None:
+        """Zero keys and values of positions [0, stop) of a slot."""
 
-# Tokens of a feed that want no row, from which on it counts as a prompt's: a window's rows are all wanted.
-PROMPT_TOKENS = 32
+    @abstractmethod
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """Copy keys and values of positions [0, stop), of more where that is cheaper, from one slot to another."""
 
+    @property
+    @abstractmethod
+    def kv_bytes(self) -> int:
+        """Memory of the slot cache."""
 
-def feeds_prompt(feeds: Sequence[Feed]) -> bool:
-    """Whether a long part of a prompt is among them: the forward then pays for more threads than a step does."""
-    return any(len(feed.tokens) - feed.wanted >= PROMPT_TOKENS for feed in feeds)
+    @property
+    def most_window(self) -> int:
+        """See `SlotModel`."""
+        return MOST_WINDOW
+
+    @property
+    def state_bytes(self) -> int:
+        """See `SlotModel`."""
+        return 0
 
 
 class LanguageModel(SlotModel, Protocol):
@@ -136,21 +103,13 @@ class LanguageModel(SlotModel, Protocol):
 class CachedLM:
     """A `LanguageModel` on a `Runner`."""
 
-    def __init__(
-        self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int] = (), prompt_threads: int = 0
-    ) -> None:
-        """unassigned: ids below info.vocabulary that no token has: their logits are masked.
-
-        prompt_threads: of PyTorch's, in a forward that feeds a long part of a prompt; 0: as many as in others.
-        """
+    def __init__(self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int] = ()) -> None:
+        """unassigned: ids below info.vocabulary that no token has: their logits are masked."""
         self.info = info
         self.failed: frozenset[int] = frozenset()
         self.runner = runner
-        self._skimming = runner if isinstance(runner, SkimmingRunner) else None
-        self._stateful = runner if isinstance(runner, StatefulRunner) else None
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)
         self._unassigned = torch.tensor(unassigned, dtype=torch.long, device=info.device)
-        self._prompt_threads, self._cores = prompt_threads, _cores()
 
     @property
     def slots(self) -> int:
@@ -185,7 +144,7 @@ class CachedLM:
 
     @property
     def most_window(self) -> int:
-        return MOST_WINDOW if self._stateful is None else self._stateful.most_window
+        return self.runner.most_window
 
     @property
     def kv_bytes(self) -> int:
@@ -193,7 +152,7 @@ class CachedLM:
 
     @property
     def state_bytes(self) -> int:
-        return 0 if self._stateful is None else self._stateful.state_bytes
+        return self.runner.state_bytes
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -205,7 +164,7 @@ class CachedLM:
         self._table.check(feeds)
         self.failed = frozenset()
         self._table.write(feeds)
-        raw = self._run([_straight(feed) for feed in feeds])
+        raw = self.runner.run([_straight(feed) for feed in feeds])
         self._table.commit(feeds)
         rows, finite = logits_of(raw, self.info.vocabulary, self._unassigned)
         if not finite:
@@ -213,22 +172,9 @@ class CachedLM:
             rows.index_fill_(1, self._unassigned, -torch.inf)
         return _drop_unwanted(feeds, rows)
 
-    def _run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        if not self._prompt_threads or not feeds_prompt(feeds):
-            return self.runner.run(feeds)
-        threads, cores = torch.get_num_threads(), _cores()
-        torch.set_num_threads(self._prompt_threads)
-        # Threads that are started now may use as many cores as this one might when it loaded the model.
-        _keep_to(self._cores)
-        try:
-            return self.runner.run(feeds)
-        finally:
-            torch.set_num_threads(threads)
-            _keep_to(cores)
-
     @torch.inference_mode()
     def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:
-        """Logits as of `forward`, by some layers of a `SkimmingRunner`. What a slot holds stays as it is.
+        """Logits as of `forward`, by some of the layers. What a slot holds stays as it is.
 
         Feeds begin at the valid length, or behind what was skimmed there before. Their keys and values lie beyond it,
         stale, until a forward writes there: it attends to its own rows only once it has written all layers of them.
@@ -238,18 +184,16 @@ class CachedLM:
             FloatingPointError: logits are not finite; the rows were zeroed, for a NaN poisons attention even where it
                 is masked.
         """
-        if self._skimming is None:
-            raise TypeError(f"{type(self.runner).__name__} can leave no layers out")
         self._table.check(feeds, beyond=True)
         self._table.void(feeds)
         sound = False
         try:
-            raw = self._skimming.skim([_straight(feed) for feed in feeds], kept)
+            raw = self.runner.skim([_straight(feed) for feed in feeds], kept)
             rows, sound = logits_of(raw, self.info.vocabulary, self._unassigned)
         finally:
             if not sound:
                 for feed in feeds:
-                    self._skimming.zero_rows(feed.slot, feed.start, feed.stop)
+                    self.runner.zero_rows(feed.slot, feed.start, feed.stop)
         if not sound:
             raise FloatingPointError(f"logits by the layers {[*kept]} are not finite")
         return _drop_unwanted(feeds, rows)
@@ -266,16 +210,6 @@ class CachedLM:
             self.discard(slot)
 
 
-def _cores() -> set[int]:
-    """Which cores this thread may use; none where the system does not place threads."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-
-
-def _keep_to(cores: set[int]) -> None:
-    if cores:
-        os.sched_setaffinity(0, cores)
-
-
 def _straight(feed: Feed) -> Feed:
     """Without its tree, if the last token, and so each one, descends from every row before it: lines are faster."""
     tree = feed.tree
@@ -284,46 +218,21 @@ def _straight(feed: Feed) -> Feed:
     return feed._replace(tree=None)
 
 
-def _logits_of(rows: torch.Tensor, vocabulary: int, unassigned: torch.Tensor) -> tuple[torch.Tensor, bool]:
+def logits_of(rows: torch.Tensor, vocabulary: int, unassigned: torch.Tensor) -> tuple[torch.Tensor, bool]:
     """Float rows of the ids below `vocabulary`, and whether no element is infinite or NaN; if so, those ids masked.
 
-    A finite sum proves it in one cheap pass; sums can also overflow.
+    A finite sum proves it in one cheap pass; sums can also overflow. Behind a forward on a CPU, whose weights fill the
+    caches, NumPy takes a third of PyTorch's time.
     """
     rows = rows[:, :vocabulary].float()
-    finite = bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
-    if finite and unassigned.numel() > 0:
-        rows.index_fill_(1, unassigned, float("-inf"))
-    return rows, finite
-
-
-def one_call(function: Function) -> Function:
-    """Compile a function of tensors, where PyTorch still does that, so that the interpreter is left and entered once.
-
-    Each operation that Python calls lets go of the interpreter's lock. The event loop's thread may take it then, and
-    keep it for up to SWITCH_INTERVAL_S (specwire/rpc/process.py).
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            scripted: Function = torch.jit.script(function)
-        except (AttributeError, RuntimeError, NotImplementedError):
-            return function
-        return scripted
-
-
-_scripted_logits_of = one_call(_logits_of)
-
-
-def logits_of(rows: torch.Tensor, vocabulary: int, unassigned: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """As `_logits_of`. Behind a forward, whose weights fill the caches, NumPy takes a third of a script's time."""
-    if rows.device.type != "cpu" or rows.dtype != torch.float32:
-        return _scripted_logits_of(rows, vocabulary, unassigned)
-    rows = rows[:, :vocabulary]
-    values = rows.numpy()
-    with np.errstate(invalid="ignore", over="ignore"):
-        finite = math.isfinite(values.sum()) or bool(np.isfinite(values).all())
+    if rows.device.type == "cpu":
+        values = rows.numpy()
+        with np.errstate(invalid="ignore", over="ignore"):
+            finite = math.isfinite(values.sum()) or bool(np.isfinite(values).all())
+    else:
+        finite = bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
     if finite and len(unassigned) > 0:
-        values[:, unassigned.numpy()] = -np.inf
+        rows.index_fill_(1, unassigned, -torch.inf)
     return rows, finite
 
 

@@ -293,8 +293,6 @@ def _told_by(ranks: RankGroup | None) -> Iterator[None]:
 
 
 def _set_threads(asked: Loading) -> None:
-    if asked.prompt_threads < 0:
-        raise ModelError(f"prompt-threads: must not be negative, not {asked.prompt_threads}")
     if asked.threads is None:
         return
     if asked.threads < 1:

@@ -39,7 +39,7 @@ from specwire.lm.heads.head import Head
 from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes, SkimmingRunner, TappedRunner
+from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes
 from specwire.lm.kv_memory import KvMemory, SlotMemory, position_bytes, readable, slots_of_size
 from specwire.lm.model_config import (
     check_class,
@@ -70,13 +70,13 @@ from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.runners.select import (
     DYNAMIC_TOLERANCE,
     How,
-    OwnTrial,
-    Trial,
     cache_dtype,
     check_recurrent,
+    own_trial,
     runner_for,
-    takes_trees,
+    trial_of,
 )
+from specwire.lm.runners.trial import Trial
 from specwire.lm.weights_file import give_back_freed, given_back
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
@@ -161,7 +161,7 @@ def load_pretrained(
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     if known.says is not None:
         runner = DraftVocabularyRunner(runner, known.says, target)
-    lm = _over_slots(runner, info, count, unassigned, skimmed, drafter, _threads_of_prompts(plan.how, info))
+    lm = _over_slots(runner, info, count, unassigned, skimmed, drafter)
     if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
         lm.current = head.current
         lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
@@ -294,7 +294,7 @@ def load_in_vllm(
     try:
         own = VllmRunner(known.location, sizes, _dtype(dtype), options, rank, memory)
         runner = own if ranks is None else LeadingRunner(own, ranks)
-        off = (trial or OwnTrial(runner, sizes, DYNAMIC_TOLERANCE)).deviation(runner, own.slots)
+        off = (trial or own_trial(runner, sizes, DYNAMIC_TOLERANCE)).held(runner, own.slots)
     except (ModelError, ModelLost):
         raise
     except Exception as error:  # any error of a large library for a model, an option or a machine
@@ -314,7 +314,7 @@ def _held_to(spec: str, known: Outline, dtype: str, sizes: Sizes) -> tuple[Model
         return *_describe_files(spec, known, dtype, method), None
     model = pretrained(spec, _dtype(dtype), CPU)
     info, unassigned = _describe(spec, model, known, dtype, How())
-    return info, unassigned, Trial(model, sizes._replace(vocabulary=info.vocabulary), _dtype(dtype))
+    return info, unassigned, trial_of(model, sizes._replace(vocabulary=info.vocabulary))
 
 
 def load_gguf(
@@ -327,7 +327,7 @@ def load_gguf(
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
     from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
-    from specwire.lm.runners.llamacpp.trial import GgufTrial
+    from specwire.lm.runners.llamacpp.trial import gguf_trial
 
     file = read_gguf(spec)
     positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
@@ -344,10 +344,9 @@ def load_gguf(
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
-    runner = LlamaCppRunner(weights, file, sizes, kept, (torch.get_num_threads(), asked.prompt_threads))
+    runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
     try:
-        trial = GgufTrial(weights, file, sizes, kept)
-        off = trial.deviation(runner)
+        off = gguf_trial(weights, file, sizes, kept).held(runner, count)
     except (MemoryError, RuntimeError) as error:
         raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
     if not off <= 1:
@@ -356,8 +355,6 @@ def load_gguf(
             "tolerance), so it is not served by llamacpp; --runtime torch or openvino computes it otherwise, and "
             "another build of llama.cpp may agree with itself"
         )
-    runner.branches = runner.branches and takes_trees(trial, runner, file.path.name)
-    runner.zero(count - 1, positions)
     info = ModelInfo(
         name=file.path.stem,
         architecture=file.architecture,
@@ -383,27 +380,17 @@ def _over_slots(
     unassigned: Sequence[int],
     kept: Sequence[int],
     head: Head | None,
-    prompt_threads: int,
 ) -> LanguageModel:
     """kept: layers that draft, or none. head: what drafts beside the model."""
     if kept:
-        if not isinstance(runner, SkimmingRunner):
+        if not runner.layers:
             raise ModelError(f"heads: a {info.architecture} is not computed by a runner that can leave layers out")
-        return SkimmingModel(runner, info, slots, unassigned, kept, prompt_threads)
-    lm = CachedLM(runner, info, slots, unassigned, prompt_threads)
+        return SkimmingModel(runner, info, slots, unassigned, kept)
     if head is None:
-        return lm
-    if not isinstance(runner, TappedRunner):
+        return CachedLM(runner, info, slots, unassigned)
+    if not runner.taps:
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
-    return HeadedModel(lm, runner, head)
-
-
-def _threads_of_prompts(how: How, info: ModelInfo) -> int:
-    """PyTorch's, in forwards that feed a long part of a prompt; 0 for as many as in others. See `How`."""
-    if info.runtime != TORCH or info.device != CPU.type:
-        return 0
-    # A graph that was compiled for one number of threads is compiled anew for another, in the middle of a step.
-    return 0 if how.deterministic or how.compiled else how.prompt_threads
+    return HeadedModel(runner, info, slots, unassigned, head)
 
 
 def _dtype(name: str) -> torch.dtype:

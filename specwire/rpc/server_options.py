@@ -115,7 +115,7 @@ class ModelServiceOptions:
     """How to serve a model, as drafter or verifier: options of `specwire verify` and `draft` (`specwire.options`).
 
     Attributes:
-        prompt_threads: 0 for as many as `threads`. context: None for the model's own.
+        context: None for the model's own.
         insecure: listen on an address other than loopback without encryption. tls: of figures, too.
         keys: who may call; None lets in everybody who can connect.
         text_memory: bytes. kv_memory: bytes, for as many slots as fit; None goes by `slots`.
@@ -129,7 +129,6 @@ class ModelServiceOptions:
     device: str = "cpu"
     runtime: str = "torch"
     threads: int = 1
-    prompt_threads: int = 0
     slots: int = 16
     context: int | None = None
     insecure: bool = False
@@ -170,7 +169,6 @@ class ModelServiceOptions:
                 raise InvalidParameter(field, f"must be one of {', '.join(known)}, not {word!r}")
         for field, value, least, most in (
             ("threads", self.threads, 1, MOST_THREADS),
-            ("prompt-threads", self.prompt_threads, 0, MOST_THREADS),
             ("slots", self.slots, 1, MOST_THREADS),
             ("gpu-layers", self.gpu_layers, 0, MOST_LAYERS),
         ):

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from specwire.core.draft import GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, GoOn, HeadRequest
 from specwire.core.law.acceptance import RowChoice
 from specwire.core.law.sampling import TokenScore
 from specwire.core.messages import MOST_WINDOW, SourceKind, TokenLogprobs
@@ -148,7 +148,7 @@ class SimTexts:
         return [TokenScore(TokenLogprobs(0.0), 1)] * len(tokens)
 
 
-class SimHead:
+class SimHead(DraftingModel):
     """A head beside the target, which computes nothing, and reads in no time.
 
     Args:
@@ -192,15 +192,6 @@ class SimHead:
 
     def heed(self, slots: Collection[int] | None) -> None:
         self._heeded = None if slots is None else frozenset(slots)
-
-    def skip(self, slot: int, left: int) -> None:
-        """There is nothing to read."""
-
-    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
-        """There is nothing to read."""
-
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """Nothing."""
 
     def stop(self) -> None:
         self._heeded = frozenset()

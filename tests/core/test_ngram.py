@@ -58,18 +58,6 @@ def test_finds_what_a_search_finds_however_the_text_grew(text: list[int], pieces
         assert proposed(index, most) == (() if found is None else continued(grown, found, most))
 
 
-@given(TEXTS, st.integers(0, 80), TEXTS)
-def test_a_text_that_was_cut_is_as_one_that_never_was_longer(text: list[int], length: int, more: list[int]) -> None:
-    index = NgramIndex(text)
-    index.read()
-    index.truncate(length)
-    del text[length:]
-    assert index.match() == searched(text)
-    text += more
-    index.read()
-    assert index.match() == searched(text)
-
-
 @given(TEXTS, st.integers(1, 7))
 def test_read_in_parts_it_knows_the_parts(text: list[int], most: int) -> None:
     index, whole = NgramIndex(text), NgramIndex(text)
@@ -134,17 +122,3 @@ def test_weak_and_strong_matches_are_told_apart() -> None:
     assert weak is not None
     assert strong is not None
     assert weak.acceptance.rates(1)[0] < 0.5 < strong.acceptance.rates(1)[0]
-
-
-def test_a_cut_text_is_guessed_anew() -> None:
-    text = [1, 2, 3, 4, 1, 2, 3]
-    source = NgramSource(text, 2)
-    assert source.look() is not None
-    source.truncate(4)
-    del text[4:]
-    assert source.look() is None
-    text += [1, 2]
-    source.text_grew()
-    guess = source.look()
-    assert guess is not None
-    assert guess.tokens == (3, 4)

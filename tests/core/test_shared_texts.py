@@ -352,20 +352,6 @@ def test_a_forgotten_session_adds_nothing_while_it_runs_on() -> None:
     assert texts.occurrences(text[:150])[1] == []
 
 
-def test_a_cut_text_is_taken_in_anew() -> None:
-    texts = ScopeTexts(always)
-    text = [1, 2, 3, 4, 5, 6]
-    index = SharedIndex(texts, text, "a", grows=False)
-    index.read()
-    index.truncate(4)
-    del text[4:]
-    text.append(9)
-    index.read()
-    found = SharedIndex(texts, [1, 2, 3, 4]).find(3)
-    assert found is not None
-    assert found.tokens == (9,)
-
-
 def test_scopes_know_nothing_of_each_other_also_after_deletion() -> None:
     """Neither tokens nor what was learnt of them: the same prompt gets the same from a scope, whatever others hold."""
     chance = random.Random(6)

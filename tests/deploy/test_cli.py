@@ -116,7 +116,6 @@ def test_each_command_has_help_without_torch_and_ray() -> None:
         (("x", "--timeout", "nan"), "timeout: must be a positive number of seconds, not nan"),
         (("x", "--slots", "0"), "slots: must be from 1 to 1024, not 0"),
         (("x", "--target-threads", "0"), "threads: must be from 1 to 1024, not 0"),
-        (("x", "--target-prompt-threads", "-1"), "prompt-threads: must be from 0 to 1024, not -1"),
         (
             ("x", "--target", "m", "--address", "h:1"),
             "address: names a running stack, --target and --draft one to start",

@@ -40,7 +40,6 @@ EVERY = {
     "device": "cuda:1",
     "runtime": "openvino",
     "threads": 3,
-    "prompt_threads": 2,
     "slots": 5,
     "context": 64,
     "insecure": True,

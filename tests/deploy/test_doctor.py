@@ -104,9 +104,7 @@ def test_a_quota_of_cores_is_told(tmp_path: Path) -> None:
     assert checks.cpu_quota(tmp_path) is None
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     assert checks.cpu_quota(tmp_path) == 0.5
-    assert checks.check_cores(tmp_path).remedy == (
-        "give --target-threads and --draft-threads 1 in all, and --target-prompt-threads 1"
-    )
+    assert checks.check_cores(tmp_path).remedy == ("give --target-threads and --draft-threads 1 in all")
 
 
 def test_memory_is_what_the_machine_and_its_group_leave(tmp_path: Path) -> None:

@@ -148,12 +148,10 @@ def test_the_verifier_has_cores_of_its_own_where_one_is_left() -> None:
     assert CorePlan.of([], one.services()) == CorePlan()
 
 
-def test_threads_of_prompts_are_told_where_they_are_others() -> None:
-    one = StackOptions(TARGET, DRAFT, one_process=True, target_threads=2, target_prompt_threads=4)
-    shared = "drafter, 1 thread: all threads share all cores"
-    assert threads_told(one.services(), CorePlan()) == f"verifier, 2 threads (up to 4 for prompts); {shared}"
-    equal = replace(one, target_prompt_threads=2)
-    assert threads_told(equal.services(), CorePlan()) == f"verifier, 2 threads; {shared}"
+def test_threads_are_told() -> None:
+    one = StackOptions(TARGET, DRAFT, one_process=True, target_threads=2)
+    told = "verifier, 2 threads; drafter, 1 thread: all threads share all cores"
+    assert threads_told(one.services(), CorePlan()) == told
 
 
 async def test_where_its_threads_run_is_told_and_is_over_with_it(tmp_path: Path) -> None:

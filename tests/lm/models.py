@@ -16,6 +16,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    OlmoConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -55,6 +56,7 @@ def config(kind: str) -> PreTrainedConfig:
         "mistral": MistralConfig(**ROTARY, sliding_window=None, head_dim=16),
         "qwen2": Qwen2Config(**ROTARY),
         "qwen3": Qwen3Config(**ROTARY, head_dim=16),
+        "olmo": OlmoConfig(**ROTARY),
         "gpt2": GPT2Config(**COMMON, n_embd=32, n_layer=2, n_head=4),
     }
     return configs[kind]
@@ -71,10 +73,10 @@ def build(made: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def near_ties(vocabulary: int, context: int = CONTEXT) -> PreTrainedModel:
+def near_ties(vocabulary: int, context: int = CONTEXT, kind: type[PreTrainedConfig] = LlamaConfig) -> PreTrainedModel:
     """Small weights and long sums: near-ties everywhere, so that a changed bit changes texts; they have no end."""
     sizes = {"vocab_size": vocabulary, "max_position_embeddings": context, "intermediate_size": 1408}
-    made = LlamaConfig(**{**ROTARY, **sizes, "initializer_range": 0.02})
+    made = kind(**{**ROTARY, **sizes, "initializer_range": 0.02})
     made.eos_token_id = None
     model = build(made)
     with torch.no_grad():

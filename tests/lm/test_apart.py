@@ -93,20 +93,20 @@ def test_what_was_prefilled_goes_on_as_what_was_decided_token_by_token(tmp_path:
 
 def test_without_it_rows_may_depend_on_their_company(tmp_path: Path) -> None:
     """Else the tests above would show nothing."""
-    lm = load_model(save(build(config("qwen3")), tmp_path), slots=1, lean=False)
+    lm = load_model(save(build(config("olmo")), tmp_path), slots=1)
     text = [(11 * index + 4) % VOCABULARY for index in range(LENGTH)]
     alone = _alone(lm, text)
     assert not torch.equal(lm.forward([Feed(0, 0, text, LENGTH)]), alone)
     assert not lm.info.deterministic
 
 
-@pytest.mark.parametrize(("lean", "runner"), [(True, LlamaRunner), (False, HuggingFaceRunner)])
-def test_blocks_are_for_our_own_decoder(lean: bool, runner: type, tmp_path: Path) -> None:
-    lm = load_model(save(build(config("llama")), tmp_path), slots=1, lean=lean, deterministic=True)
+@pytest.mark.parametrize(("kind", "runner"), [("llama", LlamaRunner), ("olmo", HuggingFaceRunner)])
+def test_blocks_are_for_our_own_decoder(kind: str, runner: type, tmp_path: Path) -> None:
+    lm = load_model(save(build(config(kind)), tmp_path), slots=1, deterministic=True)
     assert isinstance(lm, CachedLM)
     assert isinstance(lm.runner, DeterministicRunner)
     assert isinstance(lm.runner.runner, runner)
-    assert lean or lm.runner.widths == ALONE
+    assert kind == "llama" or lm.runner.widths == ALONE
 
 
 class Fickle(nn.Module):

@@ -17,43 +17,27 @@ from tests.lm.models import TOLERANCE, VOCABULARY, build, config, plain, poison,
 from tests.lm.walk import Texts
 
 SLOTS = 3
-PATHS = [
-    ("llama", True),
-    ("llama", False),
-    ("llama-biased-tied", True),
-    ("mistral", True),
-    ("qwen2", True),
-    ("qwen2", False),
-    ("qwen3", True),
-    ("qwen3", False),
-    ("gpt2", True),
-]
+PATHS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3", "olmo", "gpt2"]
 
 
-def _load(kind: str, lean: bool, folder: Path) -> tuple[PreTrainedModel, LanguageModel]:
+def _load(kind: str, folder: Path) -> tuple[PreTrainedModel, LanguageModel]:
     model = build(config(kind))
-    return model, load_model(save(model, folder), slots=SLOTS, lean=lean)
+    return model, load_model(save(model, folder), slots=SLOTS)
 
 
-@pytest.mark.parametrize(("kind", "lean"), PATHS)
-def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: str, lean: bool, tmp_path: Path) -> None:
-    model, lm = _load(kind, lean, tmp_path)
+@pytest.mark.parametrize("kind", PATHS)
+def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: str, tmp_path: Path) -> None:
+    model, lm = _load(kind, tmp_path)
     texts = Texts(model, lm, seed=len(kind))
     for _ in range(60):
         texts.step()
 
 
 @pytest.mark.parametrize(
-    ("kind", "lean", "runner"),
-    [
-        ("llama", True, LlamaRunner),
-        ("qwen3", True, LlamaRunner),
-        ("llama", False, HuggingFaceRunner),
-        ("gpt2", True, HuggingFaceRunner),
-    ],
+    ("kind", "runner"), [("llama", LlamaRunner), ("qwen3", LlamaRunner), ("gpt2", HuggingFaceRunner)]
 )
-def test_the_lean_decoder_is_really_the_one_compared(kind: str, lean: bool, runner: type, tmp_path: Path) -> None:
-    _, lm = _load(kind, lean, tmp_path)
+def test_the_lean_decoder_is_really_the_one_compared(kind: str, runner: type, tmp_path: Path) -> None:
+    _, lm = _load(kind, tmp_path)
     assert isinstance(lm, CachedLM)
     assert isinstance(lm.runner, runner)
 
@@ -62,7 +46,7 @@ def test_the_lean_decoder_runs_compiled_and_gives_what_it_gives_uncompiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where PyTorch no longer compiles it, the same code runs as it stands."""
-    model, compiled = _load("qwen3", True, tmp_path / "compiled")
+    model, compiled = _load("qwen3", tmp_path / "compiled")
     monkeypatch.setattr(torch.jit, "script", _refuse)
     uncompiled = load_model(save(model, tmp_path / "uncompiled"), slots=2)
     feeds = [Feed(0, 0, [1, 3, 9, 4], 2), Feed(1, 0, [5], 1)]
@@ -81,7 +65,7 @@ def _refuse(*_: object) -> None:
 
 def test_nobody_is_padded_to_the_width_of_another_s_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of sessions that decode costs no more rows for a chunk of a prompt beside them than the chunk has."""
-    model, lm = _load("llama", False, tmp_path)
+    model, lm = _load("olmo", tmp_path)
     assert isinstance(lm, CachedLM)
     assert isinstance(lm.runner, HuggingFaceRunner)
     prompt, text = [(7 * index + 2) % VOCABULARY for index in range(MOST_TOGETHER + 1)], [1, 3, 9, 4]
@@ -101,10 +85,10 @@ def test_nobody_is_padded_to_the_width_of_another_s_prompt(tmp_path: Path, monke
     torch.testing.assert_close(logits[2:], plain(model, text)[2:], atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_bfloat16_stays_within_its_tolerance_of_float32(lean: bool, tmp_path: Path) -> None:
-    model = build(config("llama"))
-    lm = load_model(save(model, tmp_path), slots=1, dtype="bfloat16", lean=lean)
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
+def test_bfloat16_stays_within_its_tolerance_of_float32(kind: str, tmp_path: Path) -> None:
+    model = build(config(kind))
+    lm = load_model(save(model, tmp_path), slots=1, dtype="bfloat16")
     text = [(5 * index + 1) % VOCABULARY for index in range(20)]
     lm.forward([Feed(0, 0, text[:11], 0)])
     logits = lm.forward([Feed(0, 11, text[11:], 9)])
@@ -113,11 +97,11 @@ def test_bfloat16_stays_within_its_tolerance_of_float32(lean: bool, tmp_path: Pa
     assert logits.dtype == torch.float32
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_logits_that_are_not_finite_cost_their_own_slot_only(lean: bool, tmp_path: Path) -> None:
-    model = build(config("llama"))
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
+def test_logits_that_are_not_finite_cost_their_own_slot_only(kind: str, tmp_path: Path) -> None:
+    model = build(config(kind))
     poison(model, 7, float("nan"))
-    lm = load_model(save(model, tmp_path), slots=2, lean=lean)
+    lm = load_model(save(model, tmp_path), slots=2)
     text = [1, 3, 9, 4, 8]
     lm.forward([Feed(0, 0, text, 1), Feed(1, 0, text, 1)])
     logits = lm.forward([Feed(0, 5, [7, 3], 1), Feed(1, 5, [6, 3], 1)])
@@ -131,27 +115,27 @@ def test_logits_that_are_not_finite_cost_their_own_slot_only(lean: bool, tmp_pat
     torch.testing.assert_close(again[5], plain(model, [*text, 6, 3, 5])[-1], atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_a_feed_that_wants_no_logits_is_watched_too(lean: bool, tmp_path: Path) -> None:
-    model = build(config("llama"))
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
+def test_a_feed_that_wants_no_logits_is_watched_too(kind: str, tmp_path: Path) -> None:
+    model = build(config(kind))
     poison(model, 7, float("inf"))
-    lm = load_model(save(model, tmp_path), slots=1, lean=lean)
+    lm = load_model(save(model, tmp_path), slots=1)
     assert lm.forward([Feed(0, 0, [1, 7, 2], 0)]).shape == (0, VOCABULARY)
     assert lm.failed == {0}
     assert lm.cached(0) == 0
 
 
 def test_a_discarded_slot_starts_empty(tmp_path: Path) -> None:
-    model, lm = _load("llama", True, tmp_path)
+    model, lm = _load("llama", tmp_path)
     lm.forward([Feed(0, 0, [1, 2, 3], 1)])
     lm.discard(0)
     assert lm.cached(0) == 0
     torch.testing.assert_close(lm.forward([Feed(0, 0, [4], 1)]), plain(model, [4]), atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_a_copied_prefix_is_gone_on_with_as_if_it_had_been_fed(lean: bool, tmp_path: Path) -> None:
-    model, lm = _load("llama", lean, tmp_path)
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
+def test_a_copied_prefix_is_gone_on_with_as_if_it_had_been_fed(kind: str, tmp_path: Path) -> None:
+    model, lm = _load(kind, tmp_path)
     assert lm.kv_bytes > 0
     text, other = [1, 2, 3, 4, 5], [9, 8, 7, 6, 5, 4, 3, 2]
     lm.forward([Feed(0, 0, text, 1), Feed(1, 0, other, 1)])
@@ -166,7 +150,7 @@ def test_a_copied_prefix_is_gone_on_with_as_if_it_had_been_fed(lean: bool, tmp_p
 
 def test_rows_do_not_depend_on_their_neighbours(tmp_path: Path) -> None:
     """Packed layers compute a row alike at any width (measured on oneDNN); a loose bound, for other builds."""
-    _, lm = _load("llama", True, tmp_path)
+    _, lm = _load("llama", tmp_path)
     text = [(3 * index) % VOCABULARY for index in range(16)]
     together = lm.forward([Feed(0, 0, text, 16), Feed(1, 0, text[:5], 5)])
     torch.testing.assert_close(together[:5], together[16:], atol=TOLERANCE, rtol=TOLERANCE)

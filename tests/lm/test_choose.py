@@ -19,7 +19,7 @@ from specwire.core.law.sampling import log_probabilities as reference_log_p
 from specwire.core.messages import DraftToken
 from specwire.lm.law import sampler
 from specwire.lm.law.logits import log_probabilities
-from specwire.lm.law.noise import KEPT_VOCABULARY, LOUD, QUIET, gumbel, loudest, uniform_integers
+from specwire.lm.law.noise import LOUD, QUIET, gumbel, loudest, uniform_integers
 from specwire.lm.law.sampler import LogitsSampler, choose
 
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
@@ -38,7 +38,7 @@ def test_noise_is_that_of_the_reference() -> None:
         np.testing.assert_allclose(row, reference.gumbel(*key, np.arange(50)), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("vocabulary", [50, KEPT_VOCABULARY + 1])
+@pytest.mark.parametrize("vocabulary", [50, 16_385])
 def test_the_loudest_id_is_found_whatever_the_scores_are_like(vocabulary: int) -> None:
     """Flat, where all ids may win; peaked, where one does; tied; masked but for a few, and whole."""
     source = np.random.default_rng(vocabulary)
@@ -50,7 +50,7 @@ def test_the_loudest_id_is_found_whatever_the_scores_are_like(vocabulary: int) -
             scores[source.random(vocabulary) < 0.99] = -np.inf
         key, before = Key(int(source.integers(1 << 63)), position % 2, position), scores.copy()
         noise = reference.gumbel(*key, np.arange(vocabulary))
-        assert loudest(key, scores) == loudest(key, scores) == (scores + noise).argmax()
+        assert loudest(key, scores) == (scores + noise).argmax()
         np.testing.assert_array_equal(scores, before)
     assert loudest(KEYS[0], np.full(vocabulary, -np.inf)) == 0
 
@@ -167,14 +167,6 @@ def test_rows_must_match() -> None:
         choose(torch.zeros(2, 4), [RowSampling(0, Sampling())])
 
 
-def test_apart_each_row_is_chosen_as_if_it_were_alone() -> None:
-    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3))
-    kinds = (Sampling(), Sampling(temperature=0.9, seed=5), Sampling(temperature=1.0, seed=6, top_p=0.8))
-    rows = [RowSampling(index, kinds[index % len(kinds)]) for index in range(6)]
-    alone = [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
-    assert choose(logits, rows, apart=True) == alone == choose(logits, rows)
-
-
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -187,7 +179,7 @@ def test_apart_each_row_is_chosen_as_if_it_were_alone() -> None:
 )
 def test_rows_of_a_large_vocabulary_are_chosen_as_the_reference_chooses_them(sampling: Sampling) -> None:
     source = torch.Generator().manual_seed(4)
-    logits = torch.randn(12, KEPT_VOCABULARY + 9, generator=source) * torch.tensor([0.01, 2.0, 5.0] * 4)[:, None]
+    logits = torch.randn(12, 16_393, generator=source) * torch.tensor([0.01, 2.0, 5.0] * 4)[:, None]
     rows = [RowSampling(index, replace(sampling, seed=index)) for index in range(12)]
     expected = [by_the_reference(line, row) for line, row in zip(logits.numpy(), rows, strict=True)]
     assert choose(logits, rows) == expected
@@ -220,7 +212,7 @@ def test_rows_behind_a_wrong_guess_are_not_chosen_for_on_a_cpu() -> None:
     right = (whole[0], whole[1] ^ 1, whole[2])
     weighed = replace(drawn, acceptance=Acceptance.parse("rejection"))
     windows = [Window(right, drawn), Window(right, weighed), Window(tuple(whole[:3]), drawn), Window((), drawn)]
-    told = LogitsSampler(apart=False).choose(torch.cat([logits, logits, logits, logits[:1]]), windows, lambda _: True)
+    told = LogitsSampler().choose(torch.cat([logits, logits, logits, logits[:1]]), windows, lambda _: True)
     kept = 2 if sampler.on_cpu(logits) else 4
     assert [each.tokens for each in told] == [whole[:kept], whole, whole, whole[:1]]
     assert decide(told[0].tokens, right) == decide(whole, right)

@@ -21,10 +21,9 @@ from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.lm.models import CONTEXT, build, config, save
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gpt2"])
-def test_a_position_takes_what_is_computed(kind: str, lean: bool, tmp_path: Path) -> None:
-    lm = load_model(save(build(config(kind)), tmp_path), slots=3, lean=lean)
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "olmo", "gpt2"])
+def test_a_position_takes_what_is_computed(kind: str, tmp_path: Path) -> None:
+    lm = load_model(save(build(config(kind)), tmp_path), slots=3)
     assert lm.kv_bytes == 3 * CONTEXT * position_bytes(config(kind), torch.float32)
 
 

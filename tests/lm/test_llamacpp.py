@@ -173,25 +173,6 @@ def test_keys_and_values_may_be_kept_in_less(kv_type: str, tmp_path: Path) -> No
     assert float(off) < {"f16": 0.01, "q8_0": 0.03, "q4_0": 0.5}[kv_type]
 
 
-def test_only_long_parts_of_prompts_have_the_threads_of_prompts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By itself llama.cpp would compute windows with them, too."""
-    used: list[tuple[int, int]] = []
-    lm = load(build(config("llama")), tmp_path, slots=1, threads=1, prompt_threads=2)
-    llama: Any = lm.runner._llama  # type: ignore[attr-defined]  # LlamaCppRunner's, as `load` has checked
-    decode = llama.llama_decode
-
-    def counted(context: Any, batch: Any) -> Any:
-        used.append((llama.llama_n_threads(context), llama.llama_n_threads_batch(context)))
-        return decode(context, batch)
-
-    monkeypatch.setattr(llama, "llama_decode", counted)
-    lm.forward([Feed(0, 0, [3] * 40, 1)])
-    lm.forward([Feed(0, 40, [3, 4, 5], 3)])
-    assert used == [(1, 2), (1, 1)]
-
-
 def test_a_text_behind_a_copied_prefix_is_unlike_what_the_prefix_goes_on_with(tmp_path: Path) -> None:
     """Copies share cells: each may be rolled back, written on and discarded without the other."""
     model = build(config("qwen3"))

@@ -14,7 +14,7 @@ from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import Sizes
 from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaBatch, LlamaCppRunner, LlamaMemory
 from specwire.lm.runners.llamacpp.sequences import SequenceRun
-from specwire.lm.runners.llamacpp.trial import GgufTrial
+from specwire.lm.runners.llamacpp.trial import gguf_trial
 from tests.real_models import GEMMA, NAMES, SMOL, real_model
 
 pytestmark = pytest.mark.skipif(
@@ -32,14 +32,14 @@ class RealFile:
         self.file = read_gguf(real_model(name))
         self.weights = GgufWeights(self.file)
         self.sizes = Sizes(2, CONTEXT, self.weights.width)
-        self.trial = GgufTrial(self.weights, self.file, self.sizes, KV)
+        self.trial = gguf_trial(self.weights, self.file, self.sizes, KV)
 
     def deviation(self, weights: GgufWeights | None = None) -> float:
         threads = torch.get_num_threads()
-        return self.trial.deviation(self.runner(weights or self.weights, threads))
+        return self.trial.deviation(self.runner(weights or self.weights, threads), 2)
 
     def runner(self, weights: GgufWeights, threads: int) -> LlamaCppRunner:
-        return LlamaCppRunner(weights, self.file, self.sizes, KV, (threads, threads))
+        return LlamaCppRunner(weights, self.file, self.sizes, KV, threads)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -53,8 +53,8 @@ def real(request: pytest.FixtureRequest) -> Iterator[RealFile]:
 
 def test_a_real_file_is_taken_and_takes_trees(real: RealFile) -> None:
     runner = real.runner(real.weights, 1)
-    assert 0 <= real.trial.deviation(runner) < 0.8
-    assert 0 <= real.trial.tree_deviation(runner) < 0.8
+    assert 0 <= real.trial.deviation(runner, 2) < 0.8
+    assert 0 <= real.trial.tree_deviation(runner, 2) < 0.8
 
 
 def wrong_base(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed, ModelInfo, TreeFeed
-from specwire.lm.kv_cache import CachedLM
+from specwire.lm.kv_cache import CachedLM, Runner
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from tests.lm.models import CONTEXT, VOCABULARY, build, config
 from tests.lm.walk import DraftedTrees, Trees, last_rows
@@ -57,7 +57,7 @@ class SimulatedMemory:
         return sorted(seen, key=lambda cell: cell.position)
 
 
-class SimulatedRunner:
+class SimulatedRunner(Runner):
     """The model's own forward of what each token sees. fed: how many tokens of each forward."""
 
     branches, kv_bytes = True, 0

@@ -21,10 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import PROMPT_TOKENS, CachedLM, Sizes
+from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.kv_memory import position_bytes
-from specwire.lm.pretrained import _threads_of_prompts
-from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.openvino.graph import (
     CompiledGraph,
     PagedGraph,
@@ -210,51 +208,13 @@ def test_the_shortest_context_has_no_room_for_padding(tmp_path: Path) -> None:
     assert not lm.branches
 
 
-@pytest.mark.parametrize("runtime", ["openvino", "torch"])
-def test_long_parts_of_prompts_have_threads_of_their_own(
-    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With them the logits are the plain forward's, and so are those of the windows behind."""
-    used: list[int] = []
-    kind: Any = LlamaRunner if runtime == "torch" else CompiledGraph
-    name = "run" if runtime == "torch" else "give"
-    threads: dict[Any, int] = {}
-    init, original = kind.__init__, getattr(kind, name)
-
-    def begun(self: Any, graph: Any, options: Any, *further: Any, **others: Any) -> None:
-        init(self, graph, options, *further, **others)
-        threads[self] = 0 if runtime == "torch" else options["INFERENCE_NUM_THREADS"]
-
-    def counted(self: Any, what: Any, *further: Any) -> Any:
-        if what != "position_ids" and runtime == "openvino":
-            return original(self, what, *further)
-        used.append(threads[self] or torch.get_num_threads())
-        return original(self, what, *further)
-
-    monkeypatch.setattr(kind, "__init__", begun)
-    monkeypatch.setattr(kind, name, counted)
-    model, own = build(config("llama")), torch.get_num_threads()
-    lm = load_model(save(model, tmp_path), slots=2, runtime=runtime, threads=1, prompt_threads=2)
-    text = [(7 * at) % VOCABULARY for at in range(PROMPT_TOKENS + 8)]
-    used.clear()
-    parts = [(text[:-7], 1), (text[-7:-6], 1), (text[-6:], 6)]
-    got, start = [], 0
-    for tokens, wanted in parts:
-        got.append(lm.forward([Feed(0, start, tokens, wanted)]).clone())
-        start += len(tokens)
-    lm.forward([Feed(1, 0, text[:PROMPT_TOKENS], 1)])
-    torch.set_num_threads(own)
-    torch.testing.assert_close(torch.cat(got), plain(model, text)[-8:], atol=TOLERANCE, rtol=TOLERANCE)
-    assert used == [2, 1, 1, 1]
-
-
 def check_products(dtype: str, quantization: str) -> None:
     """Skips where the processor's kernels do not multiply a row beside others as they do it alone."""
     if quantization == "int8-dynamic":
         if not rounds_activations():
             pytest.skip("needs VNNI, without which int8-dynamic is refused (test_int8.py)")
         return
-    layer, x = nn.Linear(256, 320, bias=False), torch.randn(PROMPT_TOKENS + 8, 256)
+    layer, x = nn.Linear(256, 320, bias=False), torch.randn(40, 256)
     graph = traced(layer, (x,))
     name_ports(graph, [("x", (-1, 256))], ["y"])
     compiled = CompiledGraph(graph, compile_options(computed_in(getattr(torch, dtype)), 1))
@@ -301,7 +261,7 @@ def test_a_window_behind_a_prompt_s_last_tokens_has_its_own_rows(taps: bool, tmp
     model, text, other = build(config("llama")), [1, 3, 9, 4, 7, 2, 6, 5, 8, 1, 4], [7, 2, 9]
     folder = save(model, tmp_path)
     whole = AutoModelForCausalLM.from_pretrained(folder)
-    runner = OpenvinoRunner(whole, 3, 32, VOCABULARY, torch.float32, (1, 1), taps=(0, 1) if taps else ())
+    runner = OpenvinoRunner(whole, 3, 32, VOCABULARY, torch.float32, 1, taps=(0, 1) if taps else ())
     expected = runner.run([Feed(2, 0, text, len(text))]).clone()
     states = runner.tapped.clone()
     for prompt, wanted in ((6, 6), (6, 5), (6, 1), (5, 8), (2, 10)):
@@ -336,41 +296,6 @@ def test_a_text_fed_anew_is_computed_to_the_bit_however_its_prompt_is_cut(dtype:
         lm.rollback(0, prompt)
         steps = [lm.forward([Feed(0, at, text[at : at + 1], 1)]).clone() for at in range(prompt, 200)]
         assert all(torch.equal(steps[-1], each) for each in found), prompt
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not place threads")
-def test_threads_of_prompts_may_use_the_cores_of_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the thread that computes is kept to some of them behind it."""
-    before, seen, run = os.sched_getaffinity(0), list[set[int]](), LlamaRunner.run
-    lm = load_model(save(build(config("llama")), tmp_path), slots=1, prompt_threads=2)
-
-    def noted(*args: Any) -> torch.Tensor:
-        seen.append(os.sched_getaffinity(0))
-        return run(*args)
-
-    monkeypatch.setattr(LlamaRunner, "run", noted)
-    own = {max(before)}
-    os.sched_setaffinity(0, own)
-    try:
-        lm.forward([Feed(0, 0, [3] * (PROMPT_TOKENS + 1), 1)])
-        lm.forward([Feed(0, PROMPT_TOKENS + 1, [3], 1)])
-        assert os.sched_getaffinity(0) == own
-    finally:
-        os.sched_setaffinity(0, before)
-    assert seen == [before, own]
-
-
-def test_a_negative_number_of_threads_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="prompt-threads: must not be negative, not -1"):
-        load_model(save(build(config("llama")), tmp_path), slots=1, prompt_threads=-1)
-
-
-@pytest.mark.parametrize(("how", "threads"), [({}, 2), ({"deterministic": True}, 0), ({"compiled": True}, 0)])
-def test_what_counts_on_the_number_of_threads_has_no_others_for_prompts(
-    how: dict[str, bool], threads: int, tmp_path: Path
-) -> None:
-    lm = load_model(save(build(config("llama")), tmp_path), slots=1)
-    assert _threads_of_prompts(How(prompt_threads=2, **how), lm.info) == threads  # type: ignore[arg-type]
 
 
 def test_the_weights_fingerprint_is_that_of_torch_and_the_runtime_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.runners.decoder import MOST_COLUMNS, leading
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.llama import LlamaRunner
-from specwire.lm.runners.select import Trial
+from specwire.lm.runners.select import trial_of
 from tests.lm.families import ALONE, CHUNKED, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Trees, last_rows
@@ -30,9 +30,9 @@ PARENTS = (-1, -1, 0, 1, 1, 3, 2, 5)
 TEXT = [(7 * at + 3) % VOCABULARY for at in range(11)]
 
 
-def loaded(kind: str, lean: bool, folder: Path, dtype: str = "float32") -> tuple[PreTrainedModel, LanguageModel]:
+def loaded(kind: str, folder: Path, dtype: str = "float32") -> tuple[PreTrainedModel, LanguageModel]:
     model = build(config(kind))
-    return model, load_model(save(model, folder), slots=SLOTS, lean=lean, dtype=dtype)
+    return model, load_model(save(model, folder), slots=SLOTS, dtype=dtype)
 
 
 def stores(lm: LanguageModel) -> list[torch.Tensor]:
@@ -74,12 +74,10 @@ def lines(text: Sequence[int], parents: Sequence[int] = PARENTS) -> list[list[in
     return [[*text, *(tokens[at] for at in (*path, node))] for node, path in enumerate(paths(parents))]
 
 
-@pytest.mark.parametrize(
-    ("kind", "lean"), [("llama", True), ("qwen3", True), ("llama", False), ("qwen2", True), ("gpt2", True)]
-)
-def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(kind: str, lean: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen2", "olmo", "gpt2"])
+def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(kind: str, tmp_path: Path) -> None:
     """Beside other texts and trees, after rows were kept, rolled back and copied; what was dropped is spoilt."""
-    model, lm = loaded(kind, lean, tmp_path)
+    model, lm = loaded(kind, tmp_path)
     assert lm.branches
     walk = Trees(model, lm, seed=sum(map(ord, kind)), spoil=fill)
     for _ in range(STEPS):
@@ -107,20 +105,20 @@ def test_a_window_slides_along_a_branch(family: Family, tmp_path: Path) -> None:
     torch.testing.assert_close(got, last_rows(model, lines(TEXT[:2], deep)), atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("kind", "lean"), [("llama", True), ("llama", False)])
-def test_bfloat16_stays_within_its_tolerance_of_the_line(kind: str, lean: bool, tmp_path: Path) -> None:
-    model, lm = loaded(kind, lean, tmp_path, "bfloat16")
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
+def test_bfloat16_stays_within_its_tolerance_of_the_line(kind: str, tmp_path: Path) -> None:
+    model, lm = loaded(kind, tmp_path, "bfloat16")
     lm.forward([Feed(0, 0, TEXT, 0)])
     logits = lm.forward([branching(0, len(TEXT)), Feed(1, 0, TEXT, 1)])
     expected = last_rows(model.bfloat16(), [*lines(TEXT), TEXT])
     assert float((logits - expected).abs().max()) <= float(expected.abs().max()) / 16
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_node_does_not_see_those_beside_it(lean: bool, others: int, tmp_path: Path) -> None:
+def test_a_node_does_not_see_those_beside_it(kind: str, others: int, tmp_path: Path) -> None:
     """Whatever the rows hold that are no ancestors, they change no bit, alone and in a batch."""
-    model, lm = loaded("llama", lean, tmp_path)
+    model, lm = loaded(kind, tmp_path)
     lm.forward([Feed(0, 0, TEXT, 0)])
     trunk = len(TEXT)
     lm.forward([branching(0, trunk)])
@@ -134,10 +132,10 @@ def test_a_node_does_not_see_those_beside_it(lean: bool, others: int, tmp_path: 
     torch.testing.assert_close(clean[:2], expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_what_was_not_kept_is_gone(lean: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
+def test_what_was_not_kept_is_gone(kind: str, tmp_path: Path) -> None:
     """Decided is node 1; below it stand 3, 4, 5 and 7, of which 4 is dropped. A NaN in the dropped rows would show."""
-    model, lm = loaded("llama", lean, tmp_path)
+    model, lm = loaded(kind, tmp_path)
     trunk = len(TEXT)
     lm.forward([Feed(0, 0, TEXT, 0)])
     lm.forward([branching(0, trunk)])
@@ -163,7 +161,7 @@ def test_what_was_not_kept_is_gone(lean: bool, tmp_path: Path) -> None:
 
 def test_trees_stand_beside_long_feeds(tmp_path: Path) -> None:
     """In the shared attention, and behind it: a tree of many nodes, a prompt's chunk, and a single node."""
-    model, lm = loaded("llama", True, tmp_path)
+    model, lm = loaded("llama", tmp_path)
     wide = [-1, *(max(-1, at - 3) for at in range(MOST_COLUMNS))]
     feeds = [branching(0, 2), Feed(1, 0, TEXT[:3], 1), branching(2, 2, wide)]
     for slot in (0, 2):
@@ -180,7 +178,7 @@ def test_trees_stand_beside_long_feeds(tmp_path: Path) -> None:
 
 def test_a_line_is_fed_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands behind everything before it needs no mask of its own."""
-    model, lm = loaded("llama", True, tmp_path)
+    model, lm = loaded("llama", tmp_path)
     assert isinstance(lm, CachedLM)
     fed: list[bool] = []
     run = lm.runner.run
@@ -201,9 +199,9 @@ def test_a_line_is_fed_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_a_tree_may_stand_behind_no_text_and_fill_the_context(lean: bool, tmp_path: Path) -> None:
-    model, lm = loaded("llama", lean, tmp_path)
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
+def test_a_tree_may_stand_behind_no_text_and_fill_the_context(kind: str, tmp_path: Path) -> None:
+    model, lm = loaded(kind, tmp_path)
     got = lm.forward([branching(0, 0)])
     torch.testing.assert_close(got, last_rows(model, lines([])), atol=TOLERANCE, rtol=TOLERANCE)
     text = [(3 * at) % VOCABULARY for at in range(CONTEXT - len(PARENTS))]
@@ -214,11 +212,11 @@ def test_a_tree_may_stand_behind_no_text_and_fill_the_context(lean: bool, tmp_pa
         lm.forward([Feed(0, CONTEXT, [1], 1, TreeFeed(len(text), ((),)))])
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_logits_of_a_node_that_are_not_finite_cost_their_own_slot_only(lean: bool, tmp_path: Path) -> None:
-    model = build(config("llama"))
-    poison(model, tokens_of(3)[2], NAN)
-    lm = load_model(save(model, tmp_path), slots=SLOTS, lean=lean)
+@pytest.mark.parametrize("kind", ["llama", "olmo"])
+def test_logits_of_a_node_that_are_not_finite_cost_their_own_slot_only(kind: str, tmp_path: Path) -> None:
+    model = build(config(kind))
+    poison(model, tokens_of(2)[1], NAN)
+    lm = load_model(save(model, tmp_path), slots=SLOTS)
     lm.forward([Feed(slot, 0, TEXT[:2], 0) for slot in range(2)])
     lm.forward([branching(0, 2), Feed(1, 2, TEXT[2:4], 1)])
     assert lm.failed == {0}
@@ -239,7 +237,7 @@ MPT = next(family for family in SERVED if family.name == "MPT")
         (MPT, {}),
         (ALONE[0], {}),
         (SERVED[0], {"deterministic": True}),
-        (SERVED[0], {"deterministic": True, "lean": False}),
+        (SERVED[-1], {"deterministic": True}),
     ],
 )
 def test_a_model_that_takes_no_trees_says_so(family: Family, options: dict[str, object], tmp_path: Path) -> None:
@@ -274,11 +272,12 @@ class InPlace(LlamaRunner):
 @pytest.mark.parametrize(("runner", "right"), [(LlamaRunner, True), (ByRow, False), (InPlace, False)])
 def test_the_trial_at_load_tells_runners_apart(runner: type[LlamaRunner], right: bool) -> None:
     model, sizes = build(config("llama")), Sizes(1, CONTEXT, VOCABULARY)
-    trial = Trial(model, sizes, torch.float32)
-    assert (trial.tree_deviation(runner(model, *sizes)) <= 1) is right
+    tried = runner(model, *sizes)
+    assert trial_of(model, sizes).held(tried, 1) <= 1
+    assert tried.branches is right
 
 
-@pytest.mark.parametrize(("context", "branches"), [(5, False), (6, True)])
+@pytest.mark.parametrize(("context", "branches"), [(7, False), (8, True)])
 def test_a_context_too_short_for_a_trial_has_no_trees(context: int, branches: bool, tmp_path: Path) -> None:
     lm = load_model(save(build(config("gpt2")), tmp_path), slots=1, context=context)
     assert lm.branches is branches

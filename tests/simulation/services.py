@@ -239,7 +239,7 @@ class EngineStrand:
         self._loop, self._busy_until = loop, 0.0
         self.engine = SteppedEngine(
             lm,
-            LogitsSampler(lm.info.deterministic),
+            LogitsSampler(),
             costs,
             self._deliver,
             self._now_us,

@@ -52,7 +52,7 @@ class BatchPlace:
         self.texts: dict[int, Text] = {}
         self.finished: set[int] = set()
         self._now_us = 0.0
-        self._engine = Engine(lm, LogitsSampler(lm.info.deterministic), costs, self._take, self._clock, ngram=ngram)
+        self._engine = Engine(lm, LogitsSampler(), costs, self._take, self._clock, ngram=ngram)
 
     @property
     def accepted(self) -> int:

@@ -9,11 +9,11 @@ from unittest.mock import patch
 import torch
 
 from specwire.core.model import Feed, ModelInfo, RankGroup
-from specwire.lm.kv_cache import CachedLM, LineRunner
+from specwire.lm.kv_cache import CachedLM, Runner
 from verify_service import rank_process
 
 
-class NotingRunner(LineRunner):
+class NotingRunner(Runner):
     kv_bytes = 8
 
     def __init__(self, notes: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specwire.core.draft import DraftingModel
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import AssignedDrafter, FinishReason, Outcome, Proposal
@@ -20,7 +21,6 @@ from specwire.core.text import Stopping, hash_of
 from specwire.core.verify.session import Allowance
 from specwire.core.verify.table import KnownTexts
 from specwire.lm import Feed, LanguageModel, load_model
-from specwire.lm.heads.slots import DraftingModel
 from specwire.lm.law.sampler import LogitsSampler
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
 from verify_service.engine.heads import HeadDrafting
@@ -88,7 +88,7 @@ class Rig:
         costs = StepCosts(ForwardTimes(FLAT if growth is None else {m: self._cost(m) for m in ROWS}))
         if growth is not None:
             self._take_time()
-        sampler = LogitsSampler(self.lm.info.deterministic)
+        sampler = LogitsSampler()
         self.engine = Engine(
             self.lm,
             sampler,

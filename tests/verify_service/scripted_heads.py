@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from specwire.core.draft import GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, GoOn, HeadRequest
 from specwire.core.messages import SourceKind
 from specwire.core.policy.heads import HeadDepth
 from specwire.lm import Feed, LanguageModel, load_model
+from specwire.lm.kv_cache import Runner
 from tests.verify_service.rig import Rig, oracle
 from verify_service.engine.heads import HeadDrafting
 
@@ -18,7 +19,7 @@ PROMPT = (3, 1, 4, 1, 5)
 LENGTH = 40
 
 
-class ScriptedHeads:
+class ScriptedHeads(DraftingModel):
     """Says what `tokens` makes of the right continuation.
 
     sure: of each token, by whether it is right; None: nothing is told of any. further: called for each forward told of.
@@ -53,9 +54,6 @@ class ScriptedHeads:
         self.caught_up += [request.slot for request in requests]
         self.reading()
 
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        assert requests
-
     def stop(self) -> None:
         self.stopped = True
 
@@ -76,29 +74,32 @@ class ScriptedHeads:
         return said
 
 
-class TappedScript:
-    """A scripted target whose forwards can be tapped, as a `TappedRunner`'s: its features are zeros.
+class TappedScript(Runner):
+    """A scripted target as a runner, whose features are zeros. forwards: whether each was tapped."""
 
-    forwards: whether each was tapped.
-    """
+    kv_bytes = 0
 
     def __init__(self, lm: LanguageModel) -> None:
-        self.tapping, self.tapped = True, torch.empty(0, 1)
+        self.lm, self.tapped = lm, torch.empty(0, 1)
         self.forwards: list[bool] = []
-        forward = lm.forward
 
-        def tapped(feeds: Sequence[Feed]) -> torch.Tensor:
-            self.forwards.append(self.tapping)
-            self.tapped = torch.zeros(sum(len(feed.tokens) for feed in feeds), 1) if self.tapping else self.tapped[:0]
-            return forward(feeds)
+    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        self.forwards.append(self.tapping)
+        self.tapped = torch.zeros(sum(len(feed.tokens) for feed in feeds), 1) if self.tapping else self.tapped[:0]
+        return self.lm.forward([feed._replace(wanted=max(1, feed.wanted)) for feed in feeds])
 
-        lm.forward = tapped  # type: ignore[method-assign]  # of this one
+    def zero(self, slot: int, stop: int) -> None:
+        self.lm.discard(slot)
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        self.lm.copy(source, target, stop)
 
 
 class SayingHead:
     """A `Head` over the features of a `TappedScript`: it says what `tokens` makes of the right continuation."""
 
-    width, kv_bytes, most_depth = 1, 0, None
+    width, kv_bytes = 1, 0
+    most_depth: int | None = None
 
     def __init__(self, tokens: Callable[[list[int]], list[int]]) -> None:
         self.tokens = tokens
@@ -114,7 +115,6 @@ class SayingHead:
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        vocabulary: int,
         go_on: GoOn | None = None,
     ) -> list[list[int]]:
         self.read(feeds, features)

@@ -157,7 +157,7 @@ def test_plain_steps_are_measured_without_features_and_what_these_take_by_itself
     lm = load_model(where, slots=4, heads=str(tmp_path / "head"))
     assert isinstance(lm, HeadedModel)
     clock = StoppedClock()
-    forward, target = lm.forward, lm._target
+    forward, target = lm.forward, lm.runner
 
     def timed(feeds: Sequence[Feed]) -> torch.Tensor:
         rows = forward(feeds)
@@ -167,7 +167,7 @@ def test_plain_steps_are_measured_without_features_and_what_these_take_by_itself
     monkeypatch.setattr(lm, "forward", timed)
     monkeypatch.setattr(calibration, "time", clock)
     assert calibration.step_costs(lm).forward.points[1] == pytest.approx(1000.0)
-    depth = calibrate_head(lm)
+    depth = calibrate_head(lm, lm)
     assert [depth.tapped_us(sessions) for sessions in (1, 4)] == pytest.approx([250.0, 250.0])
 
 
@@ -181,7 +181,7 @@ def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_p
     written(tmp_path / "head", config, tensors, name)
     lm = load_model(where, slots=4, heads=str(tmp_path / "head"))
     assert isinstance(lm, HeadedModel)
-    assert calibrate_head(lm).most == 1
+    assert calibrate_head(lm, lm).most == 1
     assert [lm.cached(slot) for slot in range(4)] == [0] * 4
 
 
@@ -723,7 +723,7 @@ def beside_script(tokens: Callable[[list[int]], list[int]], **more: Any) -> tupl
 
     def beside(lm: Any) -> HeadedModel:
         targets.append(TappedScript(lm))
-        return HeadedModel(lm, targets[0], head)  # type: ignore[arg-type]  # as far as it is asked
+        return HeadedModel(targets[0], lm.info, lm.slots, (), head)
 
     return Rig(MODEL, ngram=False, context=4096, growth=0.0, beside=beside, **more), head, targets[0]
 
@@ -737,7 +737,7 @@ def test_behind_a_long_prompt_that_is_a_service_s_first_text_the_head_drafts() -
     rig, head, target = beside_script(right)
     rig.open(1, long_prompt(), max_tokens=300)
     rig.run()
-    assert rig.tokens[1] == oracle(rig.lm._lm, long_prompt(), 300)  # type: ignore[attr-defined]  # a headed model's
+    assert rig.tokens[1] == oracle(target.lm, long_prompt(), 300)
     assert head.drafts > 30
     assert len(target.forwards) < 300 / 4
     assert sum(target.forwards) <= head.drafts + 6

@@ -86,7 +86,7 @@ class Drawn:
 
 def draw(lm: LanguageModel, texts: list[list[int]]) -> None:
     """Hold the sampler to the reference on every row of these texts: any temperature, filter, penalty and mask."""
-    chance, sampler = random.Random(DRAWS), LogitsSampler(lm.info.deterministic)
+    chance, sampler = random.Random(DRAWS), LogitsSampler()
     for _ in range(DRAWS):
         logits = lm.forward([Feed(slot, 0, text, len(text)) for slot, text in enumerate(texts)])
         parts = [Drawn(tuple(any_row(chance, VOCABULARY) for _ in text)) for text in texts]

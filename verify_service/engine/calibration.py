@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes, typical
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm import Feed, LanguageModel
-from specwire.lm.heads.slots import DraftingModel
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 # Shapes of forwards of several sessions: how many, and positions of each.
@@ -84,43 +83,43 @@ def calibrate_batches(
     return times
 
 
-def calibrate_head(model: DraftingModel) -> HeadDepth:
-    """Measure what a drafted token takes; leaves the slots empty."""
-    prefix = _prefix(model)
-    numbers = sorted({min(sessions, model.slots) for sessions in (1, *SESSIONS)})
-    tokens = _tokens(model, 0, prefix + 1)  # the last one is fed when the next is wanted
-    _fill(model, max(numbers))
-    tapped = {sessions: _tapped_us(model, sessions, tokens) for sessions in numbers}
-    model.heed(None)
-    _fill(model, max(numbers))
-    most = MOST_HEAD_DEPTH if model.most_depth is None else min(MOST_HEAD_DEPTH, model.most_depth)
+def calibrate_head(lm: LanguageModel, heads: DraftingModel) -> HeadDepth:
+    """Measure what a drafted token takes; leaves the slots empty. heads: the model again, as what drafts."""
+    prefix = _prefix(lm)
+    numbers = sorted({min(sessions, lm.slots) for sessions in (1, *SESSIONS)})
+    tokens = _tokens(lm, 0, prefix + 1)  # the last one is fed when the next is wanted
+    _fill(lm, max(numbers))
+    tapped = {sessions: _tapped_us(lm, heads, sessions, tokens) for sessions in numbers}
+    heads.heed(None)
+    _fill(lm, max(numbers))
+    most = MOST_HEAD_DEPTH if heads.most_depth is None else min(MOST_HEAD_DEPTH, heads.most_depth)
     depth = min(HEAD_DEPTH, most)
     first, further = {}, {}
     for sessions in numbers:
-        first[sessions] = _drafting_us(model, sessions, tokens, 1)
-        whole_us = _drafting_us(model, sessions, tokens, depth) if depth > 1 else first[sessions]
+        first[sessions] = _drafting_us(lm, heads, sessions, tokens, 1)
+        whole_us = _drafting_us(lm, heads, sessions, tokens, depth) if depth > 1 else first[sessions]
         further[sessions] = max(LEAST_FORWARD_US, (whole_us - first[sessions]) / max(1, depth - 1))
     for slot in range(max(numbers)):
-        model.discard(slot)
-    reading_us = min(_reading_us(model, tokens, first[1]) for _ in range(READING_ROUNDS))
+        lm.discard(slot)
+    reading_us = min(_reading_us(lm, heads, tokens, first[1]) for _ in range(READING_ROUNDS))
     return HeadDepth(further, most, reading_us, undisturbed(first), tapped)
 
 
-def _drafting_us(model: DraftingModel, sessions: int, tokens: Sequence[int], depth: int) -> float:
+def _drafting_us(lm: LanguageModel, heads: DraftingModel, sessions: int, tokens: Sequence[int], depth: int) -> float:
     """Microseconds of a draft for the first slots, which hold all of the text but its last token.
 
     Each is measured behind a forward of the target, which leaves little of the head in the processor's caches.
     """
     requests, times = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)], []
     for _ in range(HEAD_ROUNDS):
-        _plain_us(model, sessions, tokens)
+        _plain_us(lm, sessions, tokens)
         began = time.perf_counter_ns()
-        model.draft(requests)
+        heads.draft(requests)
         times.append((time.perf_counter_ns() - began) / 1000)
     return min(times)
 
 
-def _tapped_us(model: DraftingModel, sessions: int, tokens: Sequence[int]) -> float:
+def _tapped_us(lm: LanguageModel, heads: DraftingModel, sessions: int, tokens: Sequence[int]) -> float:
     """Microseconds by which a plain step of the first slots, as in `_drafting_us`, is longer for its features.
 
     Of two steps in a row the second counts: the first finds the other's weights in the processor's caches. Of all turns
@@ -129,34 +128,34 @@ def _tapped_us(model: DraftingModel, sessions: int, tokens: Sequence[int]) -> fl
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(TAPPED_ROUNDS):
         for tapped, taken in times.items():
-            model.heed(None if tapped else ())
-            first = _plain_us(model, sessions, tokens)
-            taken.append(first if first > LONG_US else _plain_us(model, sessions, tokens))
+            heads.heed(None if tapped else ())
+            first = _plain_us(lm, sessions, tokens)
+            taken.append(first if first > LONG_US else _plain_us(lm, sessions, tokens))
     return max(0.0, min(times[True]) - min(times[False]))
 
 
-def _plain_us(model: DraftingModel, sessions: int, tokens: Sequence[int]) -> float:
+def _plain_us(lm: LanguageModel, sessions: int, tokens: Sequence[int]) -> float:
     """Microseconds of a step of the first slots, which is rolled back."""
     held = len(tokens) - 1
     began = time.perf_counter_ns()
-    model.forward([Feed(slot, held, tokens[held:], 1) for slot in range(sessions)])
+    lm.forward([Feed(slot, held, tokens[held:], 1) for slot in range(sessions)])
     took = (time.perf_counter_ns() - began) / 1000
     for slot in range(sessions):
-        model.rollback(slot, held)
+        lm.rollback(slot, held)
     return took
 
 
-def _reading_us(model: DraftingModel, tokens: Sequence[int], forward_us: float) -> float:
+def _reading_us(lm: LanguageModel, heads: DraftingModel, tokens: Sequence[int], forward_us: float) -> float:
     """Microseconds by which a position more makes a reading longer; 0.0 where nothing is unread.
 
     forward_us: of one that reads hardly anything. Leaves the slot empty.
     """
-    model.forward([Feed(0, 0, tokens[:-1], 1)])
-    rows = model.unread(0) or 0
+    lm.forward([Feed(0, 0, tokens[:-1], 1)])
+    rows = heads.unread(0) or 0
     began = time.perf_counter_ns()
-    model.catch_up([HeadRequest(0, tokens, Sampling(), 1)])
+    heads.catch_up([HeadRequest(0, tokens, Sampling(), 1)])
     took_us = (time.perf_counter_ns() - began) / 1000
-    model.discard(0)
+    lm.discard(0)
     return max(0.0, took_us - forward_us) / rows if rows else 0.0
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
-from specwire.core.draft import GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.policy.heads import FeatureRetention, HeadDepth
 from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
@@ -31,18 +30,6 @@ logger = logging.getLogger(__name__)
 # Unread positions up to which a head reads a text while it drafts. More than that it reads before, for all texts
 # together. A text that was left alone for LET_BE steps has no more.
 FEW_UNREAD = 2 * LET_BE
-
-
-class Heads(Protocol):
-    """A head beside the target, over the target's slots; see `specwire.lm.heads.slots.DraftingModel`."""
-
-    def unread(self, slot: int) -> int | None: ...
-    def heed(self, slots: Collection[int] | None) -> None: ...
-    def skip(self, slot: int, left: int) -> None: ...
-    def catch_up(self, requests: Sequence[HeadRequest]) -> None: ...
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]: ...
-    def foresee(self, requests: Sequence[HeadRequest]) -> None: ...
-    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +102,9 @@ class HeadDrafting:
     draft, and only while the head drafts for any. When it is to draft again it begins behind what was not kept.
     """
 
-    def __init__(self, heads: Heads, depth: HeadDepth) -> None:
+    def __init__(self, heads: DraftingModel, depth: HeadDepth) -> None:
         self._given = heads
-        self._heads: Heads | None = heads
+        self._heads: DraftingModel | None = heads
         self._depth = depth
         self._let_be = 0
         # When drafting was last thought of, it would have paid for the batch, but no session could bear the charge.
@@ -177,7 +164,9 @@ class HeadDrafting:
             logger.warning("the head is short of memory, and drafts nothing until there is some: %s", short)
         self._short, self._short_until_us = True, ended_us + (ended_us - began_us) / EXPLORED_SHARE
 
-    def _draft(self, heads: Heads, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]) -> None:
+    def _draft(
+        self, heads: DraftingModel, step: DraftedStep, now_us: Callable[[], float], tell: Callable[[], None]
+    ) -> None:
         budget, began_us = PREFILL_ROWS, now_us()
         self._kept.steps += 1
         if self._rests(step, began_us):
@@ -217,7 +206,7 @@ class HeadDrafting:
         tried = not self._depth.pays and not self._kept.untried and self._depth.due(now_us)
         return len(step.beginning) > 0 or tried or self._kept.again(len(step.decoding), now_us)
 
-    def _gathering(self, heads: Heads, step: DraftedStep) -> bool:
+    def _gathering(self, heads: DraftingModel, step: DraftedStep) -> bool:
         """Whether of some text still too little is kept to draft behind it."""
         return any(step.decoding.get(held.slot) is held and heads.unread(held.slot) is None for held in self._takers)
 
@@ -243,7 +232,7 @@ class HeadDrafting:
             return beginning <= before  # of a text that begins the head may have all
         return self._in_vain or not (self._depth.pays or self._depth.due(now_us))
 
-    def _heed(self, heads: Heads, step: DraftedStep, now_us: float) -> None:
+    def _heed(self, heads: DraftingModel, step: DraftedStep, now_us: float) -> None:
         """Keep the features of those that take a head's tokens, if of any."""
         if self._heeding and self._kept.over(self._depth.pays and not self._in_vain):
             self._heeding, self._trying_us = False, 0.0
@@ -259,7 +248,7 @@ class HeadDrafting:
         heads.heed(takers)
         self._takers = [held for slot, held in takers.items() if slot in step.decoding]
 
-    def _bears_features(self, heads: Heads, slot: int, held: Held, step: DraftedStep, share: float) -> bool:
+    def _bears_features(self, heads: DraftingModel, slot: int, held: Held, step: DraftedStep, share: float) -> bool:
         """Whether features of a session are kept: a head may draft for it, and it can bear what they take.
 
         That is a step's; of a text that the head must begin in the middle, those of all steps until it may draft. And
@@ -287,13 +276,13 @@ class HeadDrafting:
             cost_us = self.tapped_us(sessions) * sessions / len(self._takers)
             held.session.ledger.charge(0.0, 0, 0.0, cost_us, head=True)
 
-    def _would_draft(self, heads: Heads, step: DraftedStep, now_us: float) -> bool:
+    def _would_draft(self, heads: DraftingModel, step: DraftedStep, now_us: float) -> bool:
         """Whether the head would draft, or be tried, if it knew the texts; those that begin are thought to decode."""
         coming = replace(step, decoding={**step.decoding, **step.prompts}, prompts={})
         wanted = [each for each in _asked(heads, coming.decoding, coming, known=True) if self._wants(each, coming)]
         return len(wanted) > 0 and len(self._chosen(wanted, coming, now_us)) > 0
 
-    def _long_prompts(self, heads: Heads, step: DraftedStep, now_us: float) -> list[_Asked]:
+    def _long_prompts(self, heads: DraftingModel, step: DraftedStep, now_us: float) -> list[_Asked]:
         """Prompts of which much is unread, where drafting behind them is expected to pay for that.
 
         By what is known now: of a new service no text may have been drafted for, and another text may pay less.
@@ -413,7 +402,9 @@ class HeadDrafting:
         """What the session will be charged for reading."""
         return asked.waiting(step) * self._depth.reading_us(asked.reads) if asked.behind else 0.0
 
-    def _read(self, heads: Heads, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]) -> int:
+    def _read(
+        self, heads: DraftingModel, behind: Sequence[_Asked], step: DraftedStep, now_us: Callable[[], float]
+    ) -> int:
         """Have the head read these texts; returns how many positions that were."""
         self._kept.read()
         began_us, rows = now_us(), sum(each.reads for each in behind)
@@ -432,21 +423,17 @@ class HeadDrafting:
 
     def _propose(
         self,
-        heads: Heads,
+        heads: DraftingModel,
         asked: Sequence[_Asked],
         step: DraftedStep,
         now_us: Callable[[], float],
         thought_us: float,
     ) -> None:
-        """Draft for `asked`. thought_us: time that choosing them took; it is charged, as foreseeing noise is."""
+        """Draft for `asked`. thought_us: time that choosing them took; it is charged."""
         if not asked:
             return
         self._kept.drafted(self._depth.pays)
-        requests, foreseen_us = [each.request for each in asked], now_us()
-        heads.foresee(requests)
-        began_us = now_us()
-        # The next step finds this noise ready, while a plain step computes it itself: so it is charged here.
-        thought_us += began_us - foreseen_us
+        requests, began_us = [each.request for each in asked], now_us()
         deepening = self._depth.deepening(
             [each.source.acceptance.rates(each.depth) for each in asked],
             [each.source.confidence for each in asked],
@@ -473,7 +460,7 @@ def _takes(session: VerifySession) -> bool:
     return session.head is not None and session.trusting
 
 
-def _asked(heads: Heads, sessions: Mapping[int, Held], step: DraftedStep, known: bool = False) -> list[_Asked]:
+def _asked(heads: DraftingModel, sessions: Mapping[int, Held], step: DraftedStep, known: bool = False) -> list[_Asked]:
     """The sessions of the step that the head can draft for.
 
     known: as if all their texts could be read, of which it has still to read LEAST_READ where it never did.

@@ -133,7 +133,7 @@ def check_cores(folder: Path = CGROUP) -> Finding:
     if quota is not None and quota < usable:
         threads = max(1, math.floor(quota))
         text = f"{usable} usable, but a quota of {quota:g}: more threads than that are stopped again and again"
-        remedy = f"give --target-threads and --draft-threads {threads} in all, and --target-prompt-threads {threads}"
+        remedy = f"give --target-threads and --draft-threads {threads} in all"
         return warn("cores", text, remedy)
     return ok("cores", f"{usable} usable")
 
@@ -144,7 +144,6 @@ def check_placement() -> Finding:
         str(demo_pair.TARGET),
         str(demo_pair.DRAFT),
         target_threads=target_threads(None),
-        target_prompt_threads=cores(),
     )
     services = options.services()
     return ok("threads", f"up --one-process has {threads_told(services, CorePlan.of(core_numbers(), services))}")

@@ -482,13 +482,6 @@ class SharedIndex:
         if len(self._tokens) - self.done <= READ_AT_ONCE:
             self.read()
 
-    def truncate(self, length: int) -> None:
-        """Take the text back; what is left of it may be read anew."""
-        self._followed = ()
-        if self._text is not None and self._texts.holds(self._text):
-            self._texts.forget(self._session_id)
-            self._text, self.done = None, 0
-
     def find(self, most: int) -> Found | None:
         order, occurrences = 0, self._going_on()
         if not occurrences:

@@ -195,9 +195,6 @@ class TableIndex:
     def ended(self) -> None:
         """Likewise."""
 
-    def truncate(self, length: int) -> None:
-        """The text is cut; what the table says stays."""
-
     def find(self, most: int) -> Found | None:
         tokens, order, share = self._table.following(self._tokens, min(most, MOST_TABLE_TOKENS))
         if not tokens or max(tokens) >= self._vocabulary:

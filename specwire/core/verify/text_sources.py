@@ -47,18 +47,6 @@ class Occurrences:
             earlier.append(latest.get(gram, 0))
             latest[gram] = end
 
-    def truncate(self, tokens: Sequence[int], until: int) -> None:
-        """Forget the n-grams that end behind `until`; `tokens` must still hold them."""
-        n, latest, earlier = self.n, self._latest, self._earlier
-        while earlier and n + len(earlier) - 1 > until:
-            end = n + len(earlier) - 1
-            before = earlier.pop()
-            gram = tuple(tokens[end - n : end])
-            if before:
-                latest[gram] = before
-            else:
-                del latest[gram]
-
     def find(self, tokens: Sequence[int], most: int) -> list[int]:
         """Ends of up to `most` occurrences of the text's last n tokens, the latest first."""
         found: list[int] = []
@@ -106,14 +94,6 @@ class NgramIndex:
             self.done = until
             for occurrences in self._lengths:
                 occurrences.read(self._tokens, until)
-
-    def truncate(self, length: int) -> None:
-        """Forget what lies behind `length`; to be called before the text is cut to it."""
-        until = max(0, length - 1)
-        if until < self.done:
-            self.done = until
-            for occurrences in self._lengths:
-                occurrences.truncate(self._tokens, until)
 
     def match(self) -> Match | None:
         """Where the text's end occurred before, as far as it was read: the longest n-gram that did.
@@ -185,7 +165,6 @@ class Index(Protocol):
     def read(self) -> None: ...
     def grew(self) -> None: ...
     def ended(self) -> None: ...
-    def truncate(self, length: int) -> None: ...
     def find(self, most: int) -> Found | None: ...
 
 
@@ -262,12 +241,6 @@ class NgramSource:
                 self._learnt[self._followed_alike].observe(decided, self._right)
             self._followed = None
 
-    def truncate(self, length: int) -> None:
-        """Forget what lies behind `length`; to be called before the text is cut to it."""
-        self.index.truncate(length)
-        self.guess = self._followed = None
-        self._guessed_at = -1
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Proposals from what the client says the output may look like: the old version of a text that is to be edited, say.
@@ -308,9 +281,6 @@ class PredictionIndex:
 
     def ended(self) -> None:
         """See NgramIndex."""
-
-    def truncate(self, length: int) -> None:
-        """The text is cut; what was predicted stays."""
 
     def find(self, most: int) -> Found | None:
         """See NgramIndex."""
@@ -386,11 +356,6 @@ class TextSource:
         """The text has its end."""
         for source in self.sources:
             source.index.ended()
-
-    def truncate(self, length: int) -> None:
-        for source in self.sources:
-            source.truncate(length)
-        self.guess = None
 
 
 def _held_against(guess: Guess, tokens: Sequence[int], right: int = 0) -> tuple[int, int]:

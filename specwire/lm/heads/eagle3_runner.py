@@ -28,8 +28,7 @@ class Eagle3Layer(HeadLayers):
         super().__init__(shape, model, cache)
         config = head.config
         self.normed_residual, self.normed_output = config.norm_before_residual, config.norm_output
-        state_norm = head.hidden_norm.weight.detach()
-        self.norms.append(self._scaled(state_norm))
+        self.norms.append(head.hidden_norm.weight.detach())
         self.fused_norms = _fused_norms(head)
         self.fusing, (packed,) = pack_rounded([_linear(head.fc)])
         self.fuse_weight, self.fuse_bias = packed

@@ -40,13 +40,12 @@ class Head(Protocol):
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        vocabulary: int,
         go_on: GoOn | None = None,
     ) -> list[list[int]]:
         """Read likewise, and draft behind each feed, the end of its request's text, as many tokens as that asks for.
 
         Fewer where a step's values were not finite: those before it. Rows are written as for the deepest request, but
-        none beyond the context. vocabulary: of the target, which draws in this process too. go_on: may end it earlier.
+        none beyond the context. go_on: may end it earlier.
         """
         ...
 
@@ -82,7 +81,6 @@ class SteppedHead(ABC):
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        vocabulary: int,
         go_on: GoOn | None = None,
     ) -> list[list[int]]:
         """As `Head.draft`."""
@@ -93,7 +91,7 @@ class SteppedHead(ABC):
             if len(fine) < len(live):
                 live, step = [live[row] for row in fine], HeadStep(step.states[fine], step.logits[fine])
             rows = [DraftRow(len(requests[at].tokens) + depth - 1, requests[at].sampling) for at in live]
-            for at, token in zip(live, draw_among(self.target_ids, step.logits, rows, vocabulary), strict=True):
+            for at, token in zip(live, draw_among(self.target_ids, step.logits, rows), strict=True):
                 drafted[at].append(token)
             if go_on is not None and live and not go_on(live, confidences(step.logits, rows)):
                 break

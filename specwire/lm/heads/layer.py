@@ -24,10 +24,6 @@ class HeadLayers(DecoderLayers):
     def __init__(self, shape: DecoderShape, model: Model, cache: torch.Tensor) -> None:
         super().__init__(shape, model, cache, packing=pack_rounded)
 
-    def _scaled(self, norm: torch.Tensor) -> torch.Tensor:
-        """A norm's weight as `_normed` needs it."""
-        return float(norm.numel()) ** 0.5 * norm.float() if self.spelt_out else norm
-
     def _last(self, x: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Of x (rows, hidden) the last row of each feed."""
         rows: list[torch.Tensor] = []

@@ -34,7 +34,7 @@ class MtpDecoder(HeadLayers):
         super().__init__(shape, model, cache)
         self.state_first, self.normed_states = mtp.style.state_first, mtp.style.normed
         layer = mtp.layer
-        self.norms += [self._scaled(norm) for norm in (layer.embedding_norm, layer.state_norm, layer.norm)]
+        self.norms += [layer.embedding_norm, layer.state_norm, layer.norm]
         self.fusing, (packed,) = pack_rounded([layer.fuse])
         self.fuse_weight, self.fuse_bias = packed
         self.gated = layer.gate is not None
@@ -98,7 +98,7 @@ class MtpRunner(HeadCache, SteppedHead):
 
 
 def placed(mtp: Mtp, dtype: torch.dtype, device: torch.device) -> Mtp:
-    """On a device. Norms on CPUs are computed in float32 (`DecoderLayers`)."""
+    """On a device."""
 
     def part_of(part: Any) -> Any:
         if isinstance(part, LinearWeights):
@@ -106,7 +106,7 @@ def placed(mtp: Mtp, dtype: torch.dtype, device: torch.device) -> Mtp:
             return LinearWeights(part.weight.to(device, dtype), bias)
         if isinstance(part, tuple):
             return tuple(part_of(each) for each in part)
-        return part if part is None else part.to(device, torch.float32 if device.type == "cpu" else dtype)
+        return part if part is None else part.to(device, dtype)
 
     return mtp._replace(layer=MtpLayer(*(part_of(part) for part in mtp.layer)))
 

@@ -19,11 +19,10 @@ from openvino import Type
 from openvino import opset13 as opset
 
 from specwire.core.draft import GoOn, HeadRequest
-from specwire.core.law.noise import Key
+from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
-from specwire.lm.guesses import CANDIDATES, whole
-from specwire.lm.law.noise import gumbel_of
+from specwire.lm.guesses import CANDIDATES
 from specwire.lm.rounding import GROUP
 from specwire.lm.runners.linear import LEAST_ROUNDED
 from specwire.lm.runners.openvino.graph import (
@@ -174,7 +173,7 @@ class _Step:
         for row, sampling in enumerate(request.sampling for request in requests):
             if sampling.temperature > 0.0:
                 scale[row] = 1.0 / sampling.temperature
-                if not whole(sampling):
+                if sampling.top_p < 1.0 or sampling.top_k:
                     filtered, top_p[row] = True, sampling.top_p
                     top_k[row] = min(sampling.top_k or CANDIDATES + 1, CANDIDATES + 1)
         for name, values in ((SCALE, scale), (TOP_K, top_k), (TOP_P, top_p), (FILTERED, np.array(filtered))):
@@ -183,13 +182,13 @@ class _Step:
             self.graph.give(NOISE, np.zeros((self.texts, own), np.float32))
             self._loud = False
 
-    def hear(self, requests: Sequence[HeadRequest], drafted: int, ids: npt.NDArray[np.int64], vocabulary: int) -> None:
+    def hear(self, requests: Sequence[HeadRequest], drafted: int, ids: npt.NDArray[np.int64]) -> None:
         """Give it the noise that the target will draw by, of the tokens behind so many."""
         for row, request in enumerate(requests):
             sampling = request.sampling
             if sampling.temperature > 0.0 and drafted < request.depth:
-                key = Key(sampling.seed, sampling.choice, len(request.tokens) + drafted)
-                self.graph.held(NOISE)[row] = gumbel_of(key, ids, vocabulary)
+                position = len(request.tokens) + drafted
+                self.graph.held(NOISE)[row] = gumbel(sampling.seed, sampling.choice, position, ids)
                 self._loud = True
 
     def told(self, name: str, count: int) -> Any:
@@ -244,7 +243,6 @@ class OpenvinoHead(OverPages):
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        vocabulary: int,
         go_on: GoOn | None = None,
     ) -> list[list[int]]:
         """See `Head`. All texts are computed until the last one ends: another shape would take longer."""
@@ -252,7 +250,7 @@ class OpenvinoHead(OverPages):
         alone = self._alone if texts == 1 else None
         step = alone if alone is not None and len(features) <= alone.fixed else self._first
         step.choose(requests, len(self._ids))
-        step.hear(requests, 0, self._ids, vocabulary)
+        step.hear(requests, 0, self._ids)
         rows = self._begin(step, feeds, features.numpy())
         tokens, sums = [step.told(TOKENS, texts).copy()], [step.told(SUMS, texts).copy()]
         if _goes_on(go_on, step, requests, sums) and deepest > 1:
@@ -277,7 +275,7 @@ class OpenvinoHead(OverPages):
                     np.minimum(positions[:texts] + 1, self._context - 1, out=positions[:texts])
                     past[:texts] = positions[:texts]
                 read[:texts] = states
-                step.hear(requests, drafted, self._ids, vocabulary)
+                step.hear(requests, drafted, self._ids)
                 graph.request.infer(share_outputs=True)
                 tokens.append(step.told(TOKENS, texts).copy())
                 sums.append(step.told(SUMS, texts).copy())

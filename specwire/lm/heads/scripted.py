@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 import torch
 
-from specwire.core.draft import DraftRow, GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, DraftRow, GoOn, HeadRequest
 from specwire.core.model import Feed, ModelError
 from specwire.lm.guesses import confidences, draw
 from specwire.lm.scripted import CONTEXT, Metronome, Place, Script, ScriptedLM
 
 
-class HeadedScript(ScriptedLM):
+class HeadedScript(ScriptedLM, DraftingModel):
     """A scripted target, behind whose texts another script drafts: `head`, or its own, which is always right.
 
     As a head does, it reads what its slots hold before it drafts behind it. A forward takes as long as a drafter's that
     plays the same script.
     """
-
-    most_depth: int | None = None
 
     def __init__(self, script: Script, slots: int, context: int = CONTEXT, head: Script | None = None) -> None:
         super().__init__(script, slots, context)
@@ -70,18 +68,9 @@ class HeadedScript(ScriptedLM):
     def unread(self, slot: int) -> int | None:
         return None if self._stopped else self.cached(slot) - self._read[slot]
 
-    def heed(self, slots: Collection[int] | None) -> None:
-        """It reads what the slots hold, whoever is heeded."""
-
-    def skip(self, slot: int, left: int) -> None:
-        """It has nothing to forget."""
-
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         for request in requests:
             self._read[request.slot] = self.cached(request.slot)
-
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """Nothing."""
 
     def stop(self) -> None:
         self._stopped = True

@@ -6,19 +6,19 @@ No weights are added, and no keys and values: those of the text, which the whole
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from specwire.core.draft import DraftRow, GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, DraftRow, GoOn, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
 from specwire.lm.guesses import confidences, draw
-from specwire.lm.kv_cache import CachedLM, SkimmingRunner
+from specwire.lm.kv_cache import CachedLM, Runner
 
 PREFIX = "self:"
 SKIP, EXIT = "skip", "exit"
 WANTED = f"must be {SKIP}=LAYER,LAYER,... or {EXIT}=LAYER"
 
 
-class SkimmingModel(CachedLM):
+class SkimmingModel(CachedLM, DraftingModel):
     """A target that drafts by some of its layers.
 
     A draft row is computed by the layers `kept`: the first is of the text's last token, the others are of what was
@@ -26,38 +26,15 @@ class SkimmingModel(CachedLM):
     which lie beyond the slot's valid length. The next forward writes all layers of each row of its window anew.
     """
 
-    most_depth: int | None = None
-
     def __init__(
-        self,
-        runner: SkimmingRunner,
-        info: ModelInfo,
-        slots: int,
-        unassigned: Sequence[int],
-        kept: Sequence[int],
-        prompt_threads: int = 0,
+        self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int], kept: Sequence[int]
     ) -> None:
-        super().__init__(runner, info, slots, unassigned, prompt_threads)
+        super().__init__(runner, info, slots, unassigned)
         self.kept = tuple(kept)
 
     def unread(self, slot: int) -> int | None:
         """None of any text: it is read as the target wrote it."""
         return 0
-
-    def heed(self, slots: Collection[int] | None) -> None:
-        """Nothing is kept for drafts."""
-
-    def skip(self, slot: int, left: int) -> None:
-        """There is nothing to read."""
-
-    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
-        """There is nothing to read."""
-
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """Nothing: it draws as a drafter does."""
-
-    def stop(self) -> None:
-        """Nothing is kept for drafts."""
 
     def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as fit into the context.

@@ -4,63 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 
-from specwire.core.draft import GoOn, HeadRequest
-from specwire.core.law.noise import Key
-from specwire.core.model import Feed, ModelInfo, SlotModel
+from specwire.core.draft import DraftingModel, GoOn, HeadRequest
+from specwire.core.model import Feed, ModelInfo
 from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
-from specwire.lm.guesses import whole
 from specwire.lm.heads.head import Head
-from specwire.lm.kv_cache import CachedLM, TappedRunner
-from specwire.lm.law.noise import keep_noise
+from specwire.lm.kv_cache import CachedLM, Runner
 from specwire.versions import Current
-
-
-@runtime_checkable
-class DraftingModel(SlotModel, Protocol):
-    """A target that drafts behind its own texts: by a head beside it, or by some of its layers."""
-
-    @property
-    def most_depth(self) -> int | None:
-        """Tokens that are drafted behind a text at most, however many are asked for; None for any number."""
-        ...
-
-    def unread(self, slot: int) -> int | None:
-        """Positions of a text that a head has still to read before it drafts; None where it cannot draft yet."""
-        ...
-
-    def heed(self, slots: Collection[int] | None) -> None:
-        """From the next forward on keep for the head what the target makes of these slots, and of no others.
-
-        None: of all, as it is at first. A head that needs what was not kept goes on behind it, once there is enough.
-        """
-        ...
-
-    def skip(self, slot: int, left: int) -> None:
-        """Leave out what is unread but for the last `left` positions: the head begins there, and forgets the rest."""
-        ...
-
-    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
-        """Read what `draft` would have to read before it drafts, as far as it is there."""
-        ...
-
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """Compute what drafts need, and the target will need in any case."""
-        ...
-
-    def stop(self) -> None:
-        """Nothing will be asked any more."""
-        ...
-
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
-        """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is.
-
-        go_on: told after each forward, and may end the draft; None: nothing is told.
-        """
-        ...
 
 
 class HeadFailed(Exception):
@@ -202,8 +154,8 @@ class _Told:
         return not self.ended
 
 
-class HeadedModel:
-    """A `SlotModel` that is the target, whose features a head reads.
+class HeadedModel(CachedLM, DraftingModel):
+    """The target, whose features a head reads.
 
     Row t of the head is of the target's features at position t and the text's token t + 1. Features wait here until
     that token is decided, and the head is asked. Draft rows of the head are never kept: what is decided of them is
@@ -219,28 +171,17 @@ class HeadedModel:
     on, or from `fed`, up to what the target has cached.
     """
 
-    def __init__(self, lm: CachedLM, target: TappedRunner, head: Head) -> None:
-        """target: which computes what is `lm`."""
-        self._lm, self._target, self._head = lm, target, head
+    def __init__(self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int], head: Head) -> None:
+        """runner: it taps what the head reads."""
+        super().__init__(runner, info, slots, unassigned)
+        self._head = head
         self.current: Current | None = None
         self.load_version: Callable[[Path], Head] | None = None
-        self._slots = [_Slot(head.width) for _ in range(lm.slots)]
+        self._slots = [_Slot(head.width) for _ in range(slots)]
         self._proven = False
         self._heeded: frozenset[int] | None = None
 
     # The target's
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._lm.info
-
-    @property
-    def slots(self) -> int:
-        return self._lm.slots
-
-    @property
-    def failed(self) -> frozenset[int]:
-        return self._lm.failed
 
     @property
     def branches(self) -> bool:
@@ -248,34 +189,23 @@ class HeadedModel:
         return False
 
     @property
-    def most_window(self) -> int:
-        return self._lm.most_window
-
-    @property
     def kv_bytes(self) -> int:
-        return self._lm.kv_bytes + self._head.kv_bytes
-
-    @property
-    def state_bytes(self) -> int:
-        return self._lm.state_bytes
-
-    def cached(self, slot: int) -> int:
-        return self._lm.cached(slot)
+        return super().kv_bytes + self._head.kv_bytes
 
     def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self._lm.keep(slot, start, rows)
+        super().keep(slot, start, rows)
         self._slots[slot].cut(start + len(rows))
 
     def rollback(self, slot: int, length: int) -> None:
         """Also of the head. One position fewer is kept where the head has read on with another token (see above)."""
         own = self._slots[slot]
         kept = own.kept(length)
-        self._lm.rollback(slot, kept)
+        super().rollback(slot, kept)
         own.cut(kept)
 
     def discard(self, slot: int) -> None:
         self._void(slot)
-        self._lm.discard(slot)
+        super().discard(slot)
 
     def _void(self, slot: int) -> None:
         """Forget its text, and leave nothing of it in the head."""
@@ -289,7 +219,7 @@ class HeadedModel:
         """Of the head, too. One position fewer is copied where the head has read on with another token (see above)."""
         own, other = self._slots[target], self._slots[source]
         length = other.kept(length)
-        self._lm.copy(source, target, length)
+        super().copy(source, target, length)
         own.origin, own.fed = other.origin, min(other.fed, length)
         own.successor = other.successor if own.fed == other.fed else -1
         own.features.copied(other.features, min(length, other.features.stop))
@@ -300,9 +230,9 @@ class HeadedModel:
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
         heeded = self._heeded
-        self._target.tapping = heeded is None or any(slot in heeded for slot, *_ in feeds)
-        rows = self._lm.forward(feeds)
-        tapped, end = self._target.tapped, 0
+        self.runner.tapping = heeded is None or any(slot in heeded for slot, *_ in feeds)
+        rows = super().forward(feeds)
+        tapped, end = self.runner.tapped, 0
         large = len(tapped) > SMALL_FORWARD
         for slot, start, tokens, *_ in feeds:
             own, begin = self._slots[slot], end
@@ -339,18 +269,7 @@ class HeadedModel:
         self._head, self.current, self._proven = head, current, False
         for slot, own in enumerate(self._slots):
             own.written = 0
-            own.begin(self._lm.cached(slot))
-
-    def foresee(self, requests: Sequence[HeadRequest]) -> None:
-        """The noise of the positions that are drafted for: whatever is decided there, it is drawn by that."""
-        if self._target.tapped.device.type != "cpu":
-            return
-        for request in requests:
-            sampling, begin = request.sampling, len(request.tokens)
-            if whole(sampling):
-                stop = min(begin + request.depth, self.info.context)
-                keys = (Key(sampling.seed, sampling.choice, position) for position in range(begin, stop))
-                keep_noise(keys, self.info.vocabulary)
+            own.begin(self.cached(slot))
 
     def unread(self, slot: int) -> int | None:
         return self._slots[slot].unread if self._slots[slot].able else None
@@ -391,7 +310,7 @@ class HeadedModel:
         live = [request for _, request in asked]
         feeds, deepest = [self._feed(request) for request in live], max(request.depth for request in live)
         told = None if go_on is None else _Told(go_on, [at for at, _ in asked])
-        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live, self.info.vocabulary, told)
+        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live, told)
         whole = told.forwards if told is not None and told.ended else deepest
         self._mark_read(feeds)
         for (at, request), tokens in zip(asked, found, strict=True):
@@ -399,7 +318,7 @@ class HeadedModel:
             self._proven = self._proven or len(tokens) > 0
             if len(tokens) < min(request.depth, whole):
                 self._void(request.slot)
-                self._slots[request.slot].begin(self._lm.cached(request.slot))
+                self._slots[request.slot].begin(self.cached(request.slot))
         if not self._proven:
             raise HeadFailed("its logits are not finite")
         return drafted

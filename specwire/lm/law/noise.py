@@ -7,7 +7,7 @@ high words come out right once masked.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -15,10 +15,6 @@ import torch
 
 from specwire.core.law import noise as reference
 from specwire.core.law.noise import MULTIPLIERS, NOISE_BITS, ROUNDS, WEYL, WORD, Key, NoiseStream
-
-# Rows of full-vocabulary noise that are kept, and the largest vocabulary they are kept for: at most 16 MiB.
-KEPT_ROWS = 128
-KEPT_VOCABULARY = 16_384
 
 # See `loudest`; integers below LOUD have noise below QUIET, also as it is rounded.
 QUIET = 5.0
@@ -52,20 +48,13 @@ def gumbel(keys: Sequence[Key], ids: torch.Tensor) -> torch.Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-# On a CPU the noise of a row is made by NumPy, several times as fast. A position is usually asked for more than once (a
-# window behind a refused token is computed again), so the latest rows are kept.
-
-
 def loudest(key: Key, scores: reference.Floats) -> int:
-    """argmax(scores + noise) on a CPU, the first of several. scores: (vocabulary,) float64.
+    """argmax(scores + noise) on a CPU, the first of several, by NumPy. scores: (vocabulary,) float64.
 
-    Logarithms take longer than all the rest, and of a large vocabulary few ids can win: those whose score is at most
-    QUIET below what the best id comes to, and those whose noise alone is louder than QUIET.
+    Logarithms take longer than all the rest, and few ids can win: those whose score is at most QUIET below what the
+    best id comes to, and those whose noise alone is louder than QUIET.
     """
-    vocabulary = len(scores)
-    if vocabulary <= KEPT_VOCABULARY:
-        return int((scores + _kept_row(key, vocabulary)).argmax())
-    integers, best = reference.uniform_integers(*key, _all_ids(vocabulary)), scores.argmax()
+    integers, best = reference.uniform_integers(*key, _all_ids(len(scores))), scores.argmax()
     reached = scores[best] + reference.gumbel_of(integers[best : best + 1].copy())[0]
     able = ((scores >= reached - QUIET) | (integers >= LOUD)).nonzero()[0]
     return int(able[(scores[able] + reference.gumbel_of(integers[able])).argmax()])
@@ -74,22 +63,3 @@ def loudest(key: Key, scores: reference.Floats) -> int:
 @lru_cache(maxsize=4)
 def _all_ids(vocabulary: int) -> reference.Ids:
     return np.arange(vocabulary)
-
-
-def gumbel_of(key: Key, ids: reference.Ids, vocabulary: int) -> reference.Floats:
-    """Noise of some ids on a CPU: of a row that is kept for the target, which draws at the same positions."""
-    if vocabulary <= KEPT_VOCABULARY:
-        return _kept_row(key, vocabulary)[ids]
-    return reference.gumbel(*key, ids)
-
-
-def keep_noise(keys: Iterable[Key], vocabulary: int) -> None:
-    """Compute rows that the target will draw by, in case somebody draws by them before."""
-    if vocabulary <= KEPT_VOCABULARY:
-        for key in keys:
-            _kept_row(key, vocabulary)
-
-
-@lru_cache(maxsize=KEPT_ROWS)
-def _kept_row(key: Key, vocabulary: int) -> reference.Floats:
-    return reference.gumbel(*key, np.arange(vocabulary))

@@ -37,21 +37,17 @@ from specwire.lm.law.noise import gumbel, loudest
 
 
 @torch.inference_mode()
-def choose(logits: torch.Tensor, rows: Sequence[RowSampling], apart: bool = False) -> list[int]:
+def choose(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     """The target's token for each row, a function of the row's logits and its RowSampling alone.
 
     Args:
         logits: (rows, vocabulary), any float type. A masked id has -inf.
-        apart: also to the last bit of the noise: a GPU's kernels may round logarithms differently by the place in a
-            batch.
 
     Rows that are adjusted are so first. Greedy rows: argmax, ties to the lowest id. Coupled rows: argmax(log p + G);
     log p is used without its normaliser, which is the same for all ids of a row. What reaches the host is the tokens.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"rows: {len(rows)} given for {logits.shape[0]} rows of logits")
-    if apart and len(rows) > 1:
-        return [choose(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
     kinds = tuple(zip(_by_kind(rows), (_greedy, _coupled, _coupled_filtered), strict=True))
     for members, pick in kinds:
         if len(members) == len(rows):
@@ -143,10 +139,7 @@ P = TypeVar("P", bound=SampledPart)
 
 
 class LogitsSampler:
-    """Chooses from logits (rows, vocabulary). apart: see `choose`."""
-
-    def __init__(self, apart: bool) -> None:
-        self._apart = apart
+    """Chooses from logits (rows, vocabulary)."""
 
     def choose(self, logits: torch.Tensor, parts: Sequence[P], heard: Callable[[P], bool]) -> list[RowChoice]:
         """The target's choices for each part; the parts' rows stand one behind the other.
@@ -193,7 +186,7 @@ class LogitsSampler:
         answered = logits
         if sum(map(len, rows)) != len(logits):
             answered = torch.cat([logits[start : start + len(each)] for start, each in zip(starts, rows, strict=True)])
-        chosen = iter(choose(answered, [row for each in rows for row in each], self._apart))
+        chosen = iter(choose(answered, [row for each in rows for row in each]))
         return [list(islice(chosen, len(each))) for each in rows]
 
     def score(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:

@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
-from specwire.lm.kv_cache import LineRunner
+from specwire.lm.kv_cache import Runner
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of
@@ -273,7 +273,7 @@ def _aligned(positions: int) -> int:
     return -(-positions // ALIGNED_CELLS) * ALIGNED_CELLS
 
 
-class CompiledRunner(LineRunner):
+class CompiledRunner(Runner):
     """`Runner` with weights from a Hugging Face model of the Llama family, compiled for `buckets`."""
 
     def __init__(
@@ -296,7 +296,7 @@ class CompiledRunner(LineRunner):
         weights = model_of(model, shape, context, vocabulary)
         self.decoder = StaticDecoder(shape, weights, slots + 1, self._room, taps).eval()
         self._device = self.decoder.embedding.device
-        self.tapped, self.tapping = self.decoder.embedding.new_empty(0), True
+        self.taps, self.tapped = taps, self.decoder.embedding.new_empty(0)
         self._layer = torch.compile(StaticLayer.forward, backend=backend or BACKEND, dynamic=False, fullgraph=True)
         self._recordings: dict[Bucket, Recording] = {}
         self._warm_up()

@@ -232,11 +232,6 @@ class DecoderLayers(nn.Module):
         self.embedding, self.rotations = model.embedding, model.rotations
         self.norms = [norm for layer in model.layers for norm in (layer.attention_norm, layer.mlp_norm)]
         self.norms.append(model.norm)
-        self.spelt_out = model.norm.device.type == "cpu"
-        root = float(model.norm.numel()) ** 0.5
-        self.least = torch.tensor(root * shape.epsilon**0.5, device=model.norm.device)
-        if self.spelt_out:
-            self.norms = [root * norm.float() for norm in self.norms]
         self.head_norms = [layer.head_norm for layer in model.layers if layer.head_norm is not None]
         linears = [part for layer in model.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         self.linear, packed = packing([*linears, model.head])
@@ -398,23 +393,14 @@ class DecoderLayers(nn.Module):
         return rows if batch.straight else rows.index_select(0, batch.cells)
 
     def _normed(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """RMS norm of each row: x / sqrt(mean of squares + epsilon), times a weight.
-
-        On CPUs by way of the length of x, sqrt(n) times as long: five operations where PyTorch takes eight.
-        """
+        """RMS norm of each row: x / sqrt(mean of squares + epsilon), times a weight."""
+        size, weight = [x.size(-1)], self.norms[index]
         if not self.apart:
-            return self._normed_together(index, x)
+            return functional.rms_norm(x, size, weight, self.epsilon)
         parts: list[torch.Tensor] = []
         for row in range(x.size(0)):
-            parts.append(self._normed_together(index, x.narrow(0, row, 1)))
+            parts.append(functional.rms_norm(x.narrow(0, row, 1), size, weight, self.epsilon))
         return torch.cat(parts)
-
-    def _normed_together(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        weight = self.norms[index]
-        if not self.spelt_out:
-            return functional.rms_norm(x, [x.size(-1)], weight, self.epsilon)
-        length = torch.hypot(torch.linalg.vector_norm(x, 2.0, -1, True, dtype=torch.float32), self.least)
-        return x.div(length).mul_(weight).to(x.dtype)
 
     @torch.jit.unused
     def products(self) -> tuple[nn.Module, list[LinearWeights], torch.dtype]:

@@ -66,7 +66,7 @@ class DraftVocabulary(NamedTuple):
         return set(range(self.size)).difference(self.ids)
 
 
-class DraftVocabularyRunner:
+class DraftVocabularyRunner(Runner):
     """A `Runner` of the target's ids, by one of the drafter's rows. Logits of ids that it does not say mean nothing."""
 
     def __init__(self, inner: Runner, vocabulary: DraftVocabulary, device: torch.device) -> None:

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
-from specwire.lm.kv_cache import LineRunner
+from specwire.lm.kv_cache import Runner
 from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.hugging_face import MOST_TOGETHER, PaddedBatch, SlotCache
 
@@ -500,7 +500,7 @@ def _with_scan(forward: FunctionType, name: str, module: Any, cache: HybridCache
 # The runner.
 
 
-class HybridRunner(LineRunner):
+class HybridRunner(Runner):
     """`Runner` around a causal model with recurrent layers."""
 
     def __init__(
@@ -515,7 +515,7 @@ class HybridRunner(LineRunner):
 
         ModelError where the model's layers cannot be tapped.
         """
-        self.model, self._taps = model, taps
+        self.model, self.taps = model, taps
         self.cache = HybridCache(slots, context, states)
         first = next(model.parameters())
         self._dtype, self._device = first.dtype, first.device
@@ -523,7 +523,7 @@ class HybridRunner(LineRunner):
         self._cache_name = "cache_params" if "cache_params" in known else "past_key_values"
         self._takes_positions = "position_ids" in known
         self._keeping = exchange_scans(model, self.cache)
-        self.tapped, self.tapping = torch.empty(0), True
+        self.tapped = torch.empty(0)
         self._streams: dict[int, torch.Tensor] = {}
         self._tap()
 
@@ -531,7 +531,7 @@ class HybridRunner(LineRunner):
         """Note what enters the layers that are tapped, and the last norm."""
         base: Any = self.model.base_model
         parts = [*getattr(base, "layers", ()), getattr(base, "norm", None)]
-        for tap in self._taps:
+        for tap in self.taps:
             part = parts[tap] if tap < len(parts) else None
             if part is None:
                 raise ModelError(f"heads: a {type(self.model).__name__} has no layers that can be tapped")
@@ -563,15 +563,15 @@ class HybridRunner(LineRunner):
         for group in (narrow, *([feed] for feed in ready if len(feed.tokens) > MOST_TOGETHER)):
             if group:
                 rows.update(zip((feed.slot for feed in group), self._rows(group), strict=True))
-                if self._taps and self.tapping:
+                if self.taps and self.tapping:
                     features.update(self._features(group))
-        if self._taps and self.tapping:
+        if self.taps and self.tapping:
             self.tapped = torch.cat([features[feed.slot][-len(feed.tokens) :] for feed in feeds])
         return torch.cat([rows[feed.slot] for feed in feeds])
 
     def _features(self, feeds: Sequence[Feed]) -> dict[int, torch.Tensor]:
         """By slot (tokens, taps x hidden) of the last forward."""
-        streams = torch.cat([self._streams.pop(tap) for tap in self._taps], dim=-1)
+        streams = torch.cat([self._streams.pop(tap) for tap in self.taps], dim=-1)
         return {feed.slot: stream[-len(feed.tokens) :] for feed, stream in zip(feeds, streams, strict=True)}
 
     def _from_state(self, feed: Feed) -> Feed:

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
+from specwire.lm.kv_cache import Runner
 from specwire.lm.kv_memory import unused
 from specwire.lm.model_config import window_of
 from specwire.lm.runners.decoder import (
@@ -36,7 +37,7 @@ class Unsuited(Exception):
     """The model is not of the plain shape that this decoder computes. The generic path takes it."""
 
 
-class LlamaRunner:
+class LlamaRunner(Runner):
     """`Runner` with weights taken from a Hugging Face model of one of MODEL_TYPES; the model can be freed after."""
 
     branches = True
@@ -60,7 +61,7 @@ class LlamaRunner:
         self._layout = Layout(
             2 * shape.kv_heads, room, shape.heads // shape.kv_heads, self._cache.dtype, self._cache.device
         )
-        self._apart, self._taps, self.tapping = apart, list(taps), True
+        self._apart, self.taps, self.layers = apart, taps, shape.layers
         self.tapped = weights.embedding.new_empty(0)
         self.decoder = Decoder(shape, weights, self._cache, apart)
         self._decode = compiled(self.decoder)
@@ -88,12 +89,8 @@ class LlamaRunner:
     def kv_bytes(self) -> int:
         return self._cache.nbytes
 
-    @property
-    def layers(self) -> int:
-        return self._cache.shape[0]
-
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        rows, self.tapped = self._run(feeds, self._taps if self.tapping else [], [])
+        rows, self.tapped = self._run(feeds, list(self.taps) if self.tapping else [], [])
         return rows
 
     def skim(self, feeds: Sequence[Feed], kept: Sequence[int]) -> torch.Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -20,7 +19,6 @@ from specwire.core.model import (
     Feed,
     Loading,
     ModelError,
-    TreeFeed,
     out_of_memory,
 )
 from specwire.lm.kv_cache import Runner, Sizes
@@ -31,16 +29,13 @@ from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreei
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.hybrid import STATES, HybridRunner
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
+from specwire.lm.runners.trial import Trial, made_up
 
 logger = logging.getLogger(__name__)
 
 # Tokens of the trial at load: long enough to cross a rollback, a ragged batch and a page of a cache in pages, half of
-# them a long part of a prompt (PROMPT_TOKENS), and short enough to cost little.
+# them a part of a prompt, and short enough to cost little.
 TRIAL_TOKENS = 72
-# Different ids among them.
-TRIAL_IDS = 12
-# A text, and four tokens behind it.
-LEAST_TREE = 5
 # Largest deviation from the model's own cache-less forward, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1 / 64, torch.bfloat16: 1 / 16}
 # Likewise where activations are rounded: a sum in another order moves some of them to the next integer, which is up to
@@ -57,7 +52,6 @@ class How(NamedTuple):
     Attributes:
         runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu); or
             "auto": openvino where it is installed and agrees with the model, else torch.
-        lean: use our own decoder where the model has one; False keeps to the model's own modules.
         deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
             computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
             machine, build and number of threads. A scripted model always does so.
@@ -65,20 +59,15 @@ class How(NamedTuple):
             what they multiply, too, in float32 (`specwire.lm.rounding`).
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
-        prompt_threads: CPU threads of a forward that feeds a long part of a prompt, where more than a step's pay; 0: as
-            many as others have. On cpu, of PyTorch and of OpenVINO's small graphs; not under
-            `deterministic` and `compiled`.
         taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes of them; None for nothing.
         skims: by a runner that can leave layers out.
         states: of a slot with recurrent layers.
     """
 
     runtime: str = TORCH
-    lean: bool = True
     deterministic: bool = False
     quantization: str = NONE
     compiled: bool = False
-    prompt_threads: int = 0
     taps: tuple[int, ...] = ()
     fuse: nn.Module | None = None
     skims: bool = False
@@ -86,9 +75,7 @@ class How(NamedTuple):
 
     @classmethod
     def of(cls, asked: Loading) -> How:
-        return cls(
-            asked.runtime, asked.lean, asked.deterministic, asked.quantization, asked.compiled, asked.prompt_threads
-        )
+        return cls(asked.runtime, asked.deterministic, asked.quantization, asked.compiled)
 
 
 def check_recurrent(config: PreTrainedConfig, how: How) -> None:
@@ -157,7 +144,7 @@ def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         raise ModelError(f"compiled: serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
     try:
         runner = CompiledRunner(model, *sizes, taps=how.taps)
-        off = deviation(model, runner, *sizes, next(model.parameters()).dtype)
+        off = trial_of(model, sizes).held(runner, sizes.slots)
     except Exception as failure:  # unsuited, or any error of capturing, code generation or the compiler
         if out_of_memory(failure):
             raise
@@ -191,9 +178,8 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     try:
         if how.quantization != NONE:
             round_layers(model, how.quantization == INT8_DYNAMIC)
-        threads = torch.get_num_threads(), how.prompt_threads
-        runner = OpenvinoRunner(model, *sizes, dtype, threads, how.quantization, how.taps, how.fuse)
-        off = deviation(model, runner, *sizes, dtype)
+        runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads(), how.quantization, how.taps, how.fuse)
+        off = trial_of(model, sizes).held(runner, sizes.slots)
     except Unsuited as reason:
         raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason
     except Exception as failure:  # any error of tracing, paging or compiling an unknown kind of model
@@ -215,7 +201,7 @@ def _last_line(error: BaseException) -> str:
 
 def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
-    if how.lean and model.config.model_type in MODEL_TYPES:
+    if model.config.model_type in MODEL_TYPES:
         runner = _lean_runner(model, sizes, how)
         if runner is not None:
             return runner
@@ -230,18 +216,14 @@ def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
 def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool) -> Runner:
     window = window_of(model.config, sizes.context)
     runner = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
-    generic = _checked(model, DeterministicRunner(runner, ALONE, sizes.slots) if how.deterministic else runner, sizes)
-    if generic.branches:
-        trial = Trial(model, sizes, next(model.parameters()).dtype)
-        runner.branches = takes_trees(trial, runner, type(model).__name__)
-    return generic
+    return _checked(model, DeterministicRunner(runner, ALONE, sizes.slots) if how.deterministic else runner, sizes)
 
 
 def _checked(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> Runner:
     """The runner, if the model's own modules agree with themselves in it; else ModelError."""
     name = type(model).__name__
     try:
-        error = deviation(model, runner, *sizes, next(model.parameters()).dtype)
+        error = trial_of(model, sizes).held(runner, sizes.slots)
     except Exception as failure:  # models that cannot take such a cache or mask fail in many ways
         if out_of_memory(failure):
             raise
@@ -254,33 +236,13 @@ def _checked(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> Runner:
     return runner
 
 
-class TreeTrial(Protocol):
-    def tree_deviation(self, runner: Runner) -> float:
-        """How far it is in a tree, in units of the tolerance."""
-        ...
-
-
-def takes_trees(trial: TreeTrial, runner: Runner, name: str) -> bool:
-    """Whether a model on a runner that takes trees agrees with the trial's in one; it is said if not."""
-    try:
-        error = trial.tree_deviation(runner)
-    except Exception as failure:  # as for any mask
-        if out_of_memory(failure):
-            raise
-        logger.info("%s takes no trees: %s", name, first_line(failure))
-        return False
-    if not error <= 1:
-        logger.info("%s takes no trees: it gives other logits than in a line (%.1f times the tolerance)", name, error)
-    return error <= 1
-
-
 def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | None:
     try:
         runner = _deterministic_runner(model, sizes) if how.deterministic else LlamaRunner(model, *sizes, taps=how.taps)
     except (Unsuited, AttributeError) as reason:
         logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
         return None
-    error = deviation(model, runner, *sizes, next(model.parameters()).dtype)
+    error = trial_of(model, sizes).held(runner, sizes.slots)
     if error <= 1:
         return runner
     logger.warning(
@@ -296,99 +258,47 @@ def _deterministic_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
     return DeterministicRunner(runner, widths, spare=sizes.slots)
 
 
-def deviation(
-    model: PreTrainedModel, runner: Runner, slots: int, context: int, vocabulary: int, dtype: torch.dtype
-) -> float:
-    """How far the runner is from the model's own cache-less forward; see Trial."""
-    return Trial(model, Sizes(slots, context, vocabulary), dtype).deviation(runner)
+@torch.inference_mode()
+def trial_of(model: PreTrainedModel, sizes: Sizes) -> Trial:
+    """By the model's own cache-less forward; the model may go."""
+    first = next(model.parameters())
+    text, tolerance = _trial_text(sizes), DYNAMIC_TOLERANCE if is_dynamic(model) else TOLERANCES[first.dtype]
 
-
-class Trial:
-    """What a model's own cache-less forward gives for a text, which a runner is then held to; the model may go."""
-
-    @torch.inference_mode()
-    def __init__(self, model: PreTrainedModel, sizes: Sizes, dtype: torch.dtype) -> None:
-        self._text, self._sizes, self._tolerance = trial_text(sizes), sizes, tolerance_of(model, dtype)
-        self._expected = self._plain(model)
-        dynamic = [module for module in model.modules() if isinstance(module, Int8Linear) and module.dynamic]
-        if dynamic:
-            for module in dynamic:
-                module.dynamic = False
-            moved = float((self._plain(model) - self._expected).abs().max() / self._expected.abs().max().clamp(min=1.0))
-            for module in dynamic:
-                module.dynamic = True
-            self._tolerance = max(self._tolerance, 2 * moved)  # both may be as far from unrounded ones
-
-    def _plain(self, model: PreTrainedModel) -> torch.Tensor:
+    def plain() -> torch.Tensor:
         """Logits (tokens, vocabulary) of the text."""
-        tokens = torch.tensor([self._text], device=next(model.parameters()).device)
-        logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits[0].float()
-        return logits
+        rows: torch.Tensor = model(input_ids=torch.tensor([text], device=first.device), use_cache=False).logits[0]
+        return rows.float()
 
-    @torch.inference_mode()
-    def deviation(self, runner: Runner, slots: int | None = None) -> float:
-        """How far the runner is from that, in units of the dtype's tolerance (<= 1 is equal).
-
-        It extends, rolls back, and extends again by one token, then by many, beside a shorter feed in another slot
-        where there is one. slots: how many it has, where those are not all that it was asked for.
-        """
-        text, count, vocabulary = self._text, len(self._text), self._sizes.vocabulary
-        split, last = count // 2, (slots or self._sizes.slots) - 1
-        runner.run([Feed(last, 0, text[:split] + text[:1], 1)])
-        alone = runner.run([Feed(last, split, text[split : split + 1], 1)]).clone()
-        feeds = [Feed(last, split, text[split:], count - split)]
-        if last > 0:
-            feeds.append(Feed(0, 0, text[:split], split))
-        got = torch.cat((alone, runner.run(feeds))).float().to(self._expected.device)
-        order = [split, *range(split, count), *(range(split) if last > 0 else ())]
-        error = (got[:, :vocabulary] - self._expected[order, :vocabulary]).abs().max()
-        _clean(runner, feeds, split + 1)
-        return float(error / self._expected.abs().max().clamp(min=1.0)) / self._tolerance
-
-    @torch.inference_mode()
-    def tree_deviation(self, runner: Runner) -> float:
-        """Likewise of a branch whose rows are not its positions, and of the line that is left of it.
-
-        Behind a text stand two tokens beside the branch's first two, and rows are kept before the last is fed. Infinity
-        where the context has no room for that.
-        """
-        count, vocabulary = min(TRIAL_TOKENS, self._sizes.context - 1), self._sizes.vocabulary
-        if count < LEAST_TREE:
-            return math.inf
-        text, trunk, expected = self._text[:count], count - 4, self._expected[count - 4 : count, :vocabulary]
-        other = text[trunk + 2 :]
-        ancestors = ((), (), (trunk + 1,), (trunk + 1,), (trunk + 1, trunk + 3))
-        branch = Feed(
-            0, trunk, [other[0], text[trunk], other[1], *text[trunk + 1 : trunk + 3]], 5, TreeFeed(trunk, ancestors)
-        )
-        runner.run([Feed(0, 0, text[:trunk], 1)])
-        rows = runner.run([branch])[[1, 3, 4]]
-        runner.keep(0, trunk, (trunk + 1, trunk + 3, trunk + 4))
-        got = torch.cat((rows, runner.run([Feed(0, trunk + 3, text[trunk + 3 :], 1)]))).float()
-        runner.zero(0, branch.stop)
-        error = (got[:, :vocabulary].to(expected.device) - expected).abs().max()
-        return float(error / expected.abs().max().clamp(min=1.0)) / self._tolerance
+    expected = plain()
+    dynamic = [module for module in model.modules() if isinstance(module, Int8Linear) and module.dynamic]
+    if dynamic:
+        for module in dynamic:
+            module.dynamic = False
+        moved = float((plain() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+        for module in dynamic:
+            module.dynamic = True
+        tolerance = max(tolerance, 2 * moved)  # both may be as far from unrounded ones
+    return _trial(text, expected[:, : sizes.vocabulary], tolerance)
 
 
-class OwnTrial(Trial):
-    """What a runner itself gives for a text that it is fed at once, where there is nothing else to hold it to."""
-
-    @torch.inference_mode()
-    def __init__(self, runner: Runner, sizes: Sizes, tolerance: float) -> None:
-        self._text, self._sizes, self._tolerance = trial_text(sizes), sizes, tolerance
-        self._expected = runner.run([Feed(0, 0, self._text, len(self._text))]).float().clone()
-        runner.zero(0, len(self._text))
-
-
-def tolerance_of(model: PreTrainedModel, dtype: torch.dtype) -> float:
-    """How far logits may be from the model's own, relative to the largest."""
-    return DYNAMIC_TOLERANCE if is_dynamic(model) else TOLERANCES[dtype]
+@torch.inference_mode()
+def own_trial(runner: Runner, sizes: Sizes, tolerance: float) -> Trial:
+    """By a runner itself, which is fed the text at once, where there is nothing else to hold it to."""
+    text = _trial_text(sizes)
+    expected = runner.run([Feed(0, 0, text, len(text))])[:, : sizes.vocabulary].float().clone()
+    runner.zero(0, len(text))
+    return _trial(text, expected, tolerance)
 
 
-def trial_text(sizes: Sizes) -> list[int]:
-    return [(7 * (at % TRIAL_IDS) + 3) % sizes.vocabulary for at in range(min(TRIAL_TOKENS, sizes.context))]
+def _trial_text(sizes: Sizes) -> list[int]:
+    return made_up(min(TRIAL_TOKENS, sizes.context - 1), sizes.vocabulary)
 
 
-def _clean(runner: Runner, feeds: Sequence[Feed], written: int) -> None:
-    for feed in feeds:
-        runner.zero(feed.slot, max(feed.stop, written))
+def _trial(text: Sequence[int], expected: torch.Tensor, tolerance: float) -> Trial:
+    """expected: of all tokens."""
+    split, largest = len(text) // 2, expected.abs().max().clamp(min=1.0)
+
+    def measure(rows: torch.Tensor, wanted: torch.Tensor) -> float:
+        return float((rows - wanted).abs().max() / largest) / tolerance
+
+    return Trial(text, split, torch.cat((expected[split:], expected[:split])), measure)

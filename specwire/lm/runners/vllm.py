@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from specwire.core.model import Feed, ModelError, ModelLost, RankGroup
-from specwire.lm.kv_cache import LineRunner, Runner, Sizes
+from specwire.lm.kv_cache import Runner, Sizes
 from specwire.lm.kv_memory import readable
 from specwire.lm.model_config import first_line
 
@@ -187,7 +187,7 @@ class VllmMemory(NamedTuple):
         return min(most, (held - SPARE) // per_slot)
 
 
-class VllmRunner(LineRunner):
+class VllmRunner(Runner):
     """A `Runner` over vLLM's worker; `prepare` comes before it.
 
     Whatever vLLM raises for a model, an option or a machine is let through (`reason_of`).
@@ -198,6 +198,8 @@ class VllmRunner(LineRunner):
         rank: of a model that vLLM splits; None for one process.
         memory: `slots` is as many as it holds, and `sizes` has at most so many; None for those of `sizes`.
     """
+
+    kv_bytes = 0
 
     def __init__(
         self,
@@ -464,7 +466,7 @@ def _feeds(numbers: Iterator[int]) -> Iterator[Feed]:
         yield Feed(slot, start, tuple(next(numbers) for _ in range(count)), wanted)
 
 
-class LeadingRunner(LineRunner):
+class LeadingRunner(Runner):
     """`Runner` over all ranks.
 
     A failure within a forward leaves the ranks at different places in it, so it ends the model: ModelLost.

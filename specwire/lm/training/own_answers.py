@@ -20,7 +20,7 @@ from torch import nn
 from specwire.core.model import AUTO, Feed, ModelError, is_gguf
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
-from specwire.lm.kv_cache import Sizes, TappedRunner
+from specwire.lm.kv_cache import Sizes
 from specwire.lm.load import native_dtype
 from specwire.lm.model_files import ModelText, files_fingerprint, read_text
 from specwire.lm.pretrained import CPU, DTYPES, outline, pretrained
@@ -125,7 +125,7 @@ class Teacher:
         fuse = Apart(len(taps), shape.hidden_size)
         sizes = Sizes(texts + 1, self.context, shape.vocab_size)
         runner, _ = runner_for(model, sizes, How(AUTO, taps=tuple(taps), fuse=fuse))
-        if not isinstance(runner, TappedRunner):
+        if not runner.taps:
             raise ModelError(f"target: {spec} is not computed by a runner that tells what heads read")
         self._runner, runner.tapping = runner, True
 

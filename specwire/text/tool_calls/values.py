@@ -323,11 +323,6 @@ class SchemaTypes:
         self._kinds.update((each, frozenset(found)) for each, found in kinds.items())
 
 
-def types_of(schema: object, root: Mapping[str, Any], otherwise: frozenset[str] = ONLY_TEXT) -> frozenset[str]:
-    """As `SchemaTypes.of`, asked once."""
-    return SchemaTypes(root).of(schema, otherwise)
-
-
 def branches_of(schema: Mapping[str, Any]) -> list[object]:
     """Schemas of which a value meets one, or all; none where the schema tells the type by itself."""
     if _own_types(schema):

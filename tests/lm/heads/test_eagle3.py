@@ -131,7 +131,7 @@ def test_it_reads_the_hidden_states_of_the_layers_that_each_reader_means(
     states = torch.cat([told[layer][0] for layer in entered], dim=-1)
     # OpenVINO's graph multiplies them by the head's first matrix.
     expected = states if runtime == "torch" else head.fuse(states)
-    assert torch.allclose(lm._target.tapped, expected, atol=1e-4)
+    assert torch.allclose(lm.runner.tapped, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [OURS, *HEADS])

@@ -127,7 +127,7 @@ def test_values_of_two_steps_are_torch_s(where: tuple[str, str]) -> None:
     features = [each._slots[2].features.between(0, len(text) - 1) for each in (lm, plain)]
     assert isinstance(lm._head, OpenvinoHead)
     assert isinstance(plain._head, SteppedHead)
-    ((token, _),) = lm._head.draft([feed], features[0], [request], models.VOCABULARY)
+    ((token, _),) = lm._head.draft([feed], features[0], [request])
     assert lm._head._alone is not None
     for step in (lm._head._first, lm._head._alone):
         by_openvino += [float(step.told(name, 1)[0]) for name in (SUMS, SURE)]

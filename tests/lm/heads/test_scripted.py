@@ -6,12 +6,11 @@ import time
 
 import pytest
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
 from specwire.lm.heads.scripted import HeadedScript
-from specwire.lm.heads.slots import DraftingModel
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 
 TARGET = "scripted:5:vocab=24"

@@ -11,13 +11,12 @@ import torch
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel
 
-from specwire.core.draft import HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError, TreeFeed
 from specwire.lm import LanguageModel, load_model
 from specwire.lm.heads.self_speculation import SkimmingModel
-from specwire.lm.heads.slots import DraftingModel
 from tests.lm import models
 
 FAMILIES = ("llama", "qwen2", "qwen3", "llama-biased-tied")
@@ -294,10 +293,12 @@ def test_where_it_is_not_served_it_is_said(tmp_path: Path, caplog: pytest.LogCap
         ({"deterministic": True}, "heads: are not served with deterministic"),
         ({"compiled": True}, "heads: skipped layers are not served with compile"),
         ({"runtime": "openvino"}, "heads: skipped layers need the runtime torch or auto"),
-        ({"lean": False}, "heads: a LlamaForCausalLM is not computed by a runner that can leave layers out"),
     ):
         with pytest.raises(ModelError, match=message):
             load_model(where, slots=1, heads="self:skip=1", **option)
+    _, other = built(tmp_path / "olmo", "olmo")
+    with pytest.raises(ModelError, match="heads: a OlmoForCausalLM is not computed by a runner that can leave layers"):
+        load_model(other, slots=1, heads="self:skip=1")
     with pytest.raises(ModelError, match="heads: a scripted model has no layers to skip"):
         load_model("scripted:1", slots=1, heads="self:skip=1")
     assert load_model(where, slots=1, heads="self:skip=1", runtime="auto").info.runtime == "torch"

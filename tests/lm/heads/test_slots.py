@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 from specwire.core.draft import HeadRequest
-from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
@@ -26,8 +25,6 @@ from specwire.lm.heads.eagle3_runner import Eagle3Runner
 from specwire.lm.heads.head import HeadStep
 from specwire.lm.heads.openvino_layer import Eagle3Openvino
 from specwire.lm.heads.slots import HeadedModel, HeadFailed
-from specwire.lm.law import noise
-from specwire.lm.law.sampler import choose
 from specwire.lm.runners.compiled import Bucket, CompiledRunner
 from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from tests.lm import models
@@ -153,8 +150,8 @@ def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest
     target, head, where, beside = built(tmp_path, seed=2)
     lm = load_model(where, slots=SLOTS, heads=beside, compiled=True, threads=1)
     assert isinstance(lm, HeadedModel)
-    assert isinstance(lm._target, CompiledRunner)
-    forward, returned = lm._target._forward, dict[Bucket, list[torch.Tensor]]()
+    assert isinstance(lm.runner, CompiledRunner)
+    forward, returned = lm.runner._forward, dict[Bucket, list[torch.Tensor]]()
 
     def replayed(fed: torch.Tensor, bucket: Bucket, compiled: bool) -> list[torch.Tensor]:
         found = forward(fed, bucket, compiled)
@@ -167,7 +164,7 @@ def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest
             part.copy_(new)
         return returned[bucket]
 
-    monkeypatch.setattr(lm._target, "_forward", replayed)
+    monkeypatch.setattr(lm.runner, "_forward", replayed)
     walk(lm, lambda text, depth: expected(target, head, text, depth), steps=120)
     assert len(returned) > 1
 
@@ -198,22 +195,6 @@ def test_under_coupled_it_draws_with_the_target_s_noise(runtime: str, tmp_path: 
         assert drafted == [int(ids[(logits / 3.0 + gumbel(seed, 0, len(text), ids)).argmax()])]
         found.update(drafted)
     assert len(found) > 3
-
-
-def test_what_it_draws_by_is_what_the_target_will_draw_by_and_can_be_there_before(tmp_path: Path) -> None:
-    _, _, where, beside = built(tmp_path)
-    lm, text, drawn = headed(where, beside), [3, 17, 8, 29], Sampling(temperature=1.0, seed=77)
-    lm.forward([Feed(0, 0, text[:3], 1)])
-    asked = [HeadRequest(0, text, drawn, 3)]
-    lm.foresee(asked)
-    known = noise._kept_row.cache_info().misses
-    lm.draft(asked)
-    logits = lm.forward([Feed(0, 3, text[3:], 1)])
-    choose(logits, [RowSampling(4, drawn)])
-    assert noise._kept_row.cache_info().misses == known
-    filtered = replace(drawn, top_p=0.9, seed=78)
-    lm.foresee([HeadRequest(0, text, filtered, 3)])
-    assert noise._kept_row.cache_info().misses == known, "the target draws among few ids there"
 
 
 @RUNTIMES
@@ -346,15 +327,15 @@ def test_once_it_is_stopped_nothing_is_kept(tmp_path: Path) -> None:
 def test_nothing_is_tapped_or_kept_for_texts_that_take_no_head(runtime: str, tmp_path: Path) -> None:
     target, head, where, beside = built(tmp_path)
     lm, text = headed(where, beside, runtime), [3, 17, 8, 29]
-    told = lm._target.tapped
+    told = lm.runner.tapped
     lm.heed([1])
     lm.forward([Feed(0, 0, text[:3], 1), Feed(2, 0, text[:2], 1)])
-    assert not lm._target.tapping
-    assert lm._target.tapped is told or lm._target.tapped.numel() == 0
+    assert not lm.runner.tapping
+    assert lm.runner.tapped is told or lm.runner.tapped.numel() == 0
     assert [lm._slots[slot].features.nbytes for slot in range(SLOTS)] == [0, 0, 0]
     assert (lm.unread(0), lm.draft([HeadRequest(0, text, GREEDY, 3)])) == (None, [[]])
     lm.forward([Feed(0, 3, [5], 1), Feed(1, 0, text[:3], 1)])
-    assert lm._target.tapping
+    assert lm.runner.tapping
     assert (lm.unread(0), lm.unread(1)) == (None, 3)
     assert lm._slots[0].features.nbytes == 0
     assert lm.draft([HeadRequest(1, text, GREEDY, 3)]) == [expected(target, head, text, 3)]
@@ -381,8 +362,8 @@ def test_the_target_s_rows_are_the_same_bits_whether_it_is_tapped_or_not(
         for tokens in feeds:
             rows.append(lm.forward([Feed(0, lm.cached(0), tokens, len(tokens))]).clone())
     assert torch.equal(torch.cat(rows[: len(feeds)]), torch.cat(rows[len(feeds) :]))
-    if isinstance(lm._target, OpenvinoRunner):
-        graph = lm._target._graph
+    if isinstance(lm.runner, OpenvinoRunner):
+        graph = lm.runner._graph
         assert (graph._quiet is graph._telling) is (most_bytes == 0)
 
 

@@ -17,7 +17,7 @@ from specwire.text.tool_calls.formats import FORMATS
 from specwire.text.tool_calls.grammar import call_grammar
 from specwire.text.tool_calls.parser import CallBegun, CallDelta, OutputParser, gathered
 from specwire.text.tool_calls.readers import ToolFunction
-from specwire.text.tool_calls.values import as_json, typed, types_of
+from specwire.text.tool_calls.values import SchemaTypes, as_json, typed
 from tests.text.tokenizers_for_tests import byte_level
 from tests.text.tool_calls.test_parser import PIECES, events_of, told
 
@@ -361,7 +361,7 @@ def test_types_of_schemas_that_are_odd() -> None:
     loop: dict[str, Any] = {
         "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "b": {"$ref": "#/$defs/b"}}
     }
-    assert types_of({"$ref": "#/$defs/a"}, loop) == {"null"}
+    assert SchemaTypes(loop).of({"$ref": "#/$defs/a"}) == {"null"}
     for schema in (
         {"$ref": "#/$defs/b"},
         {"$ref": "#/nowhere"},
@@ -372,12 +372,12 @@ def test_types_of_schemas_that_are_odd() -> None:
         5,
         {},
     ):
-        assert types_of(schema, loop) == {"string"}
+        assert SchemaTypes(loop).of(schema) == {"string"}
     wide: dict[str, Any] = {"$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}}
-    assert types_of({"$ref": "#/$defs/0"}, wide) == {"string"}
-    assert types_of({"type": ["integer", 5]}, {}) == {"integer"}
-    assert types_of({"const": True}, {}) == {"boolean"}
-    assert types_of({"properties": {}}, {}) == {"object"}
+    assert SchemaTypes(wide).of({"$ref": "#/$defs/0"}) == {"string"}
+    assert SchemaTypes({}).of({"type": ["integer", 5]}) == {"integer"}
+    assert SchemaTypes({}).of({"const": True}) == {"boolean"}
+    assert SchemaTypes({}).of({"properties": {}}) == {"object"}
 
 
 def test_values_as_python_writes_them() -> None:

@@ -24,7 +24,7 @@ import torch
 
 from specwire.core.model import Feed, ModelError
 from specwire.lm.gguf_file import GgufFile
-from specwire.lm.kv_cache import Sizes, feeds_prompt
+from specwire.lm.kv_cache import Runner, Sizes
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from specwire.text import load_tokenizer
 
@@ -168,20 +168,15 @@ class LlamaMemory:
         self._llama.llama_memory_clear(self._memory, True)
 
 
-class LlamaCppRunner:
+class LlamaCppRunner(Runner):
     """`Runner` over llama.cpp.
 
     Invariant: the context has cells for all rows that are held or fed. It is made for few, and for more as texts grow:
     llama.cpp fills the memory of all its cells when a context is made.
     """
 
-    def __init__(
-        self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, threads: tuple[int, int]
-    ) -> None:
-        """kv_type: of keys and values, see `GgufFile.kv_type`. ModelError if llama.cpp makes no such cache.
-
-        threads: of forwards, and of those that feed a long part of a prompt; 0: as many.
-        """
+    def __init__(self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, threads: int) -> None:
+        """kv_type: of keys and values, see `GgufFile.kv_type`. ModelError if llama.cpp makes no such cache."""
         if sizes.slots > MOST_SEQUENCES:
             raise ModelError(f"slots: llama.cpp holds {MOST_SEQUENCES} texts at most, not {sizes.slots}")
         self._weights, self._library = weights, weights.library
@@ -200,16 +195,15 @@ class LlamaCppRunner:
         self._memory = LlamaMemory(llama, self._context)
         self._table = SequenceTable(self._memory, sizes.slots, sequences)
         self._batch = LlamaBatch(llama, 64)
-        self._threads = threads[0], threads[1] or threads[0]
 
-    def _parameters(self, sizes: Sizes, sequences: int, kv_type: str, threads: tuple[int, int]) -> Any:
+    def _parameters(self, sizes: Sizes, sequences: int, kv_type: str, threads: int) -> Any:
         llama, on_gpu = self._llama, self._weights.gpu_layers > 0
         params = llama.llama_context_default_params()
         # llama.cpp ends the process where there are fewer of these, or of cells, than sequences.
         params.n_batch = max(self._most, sequences)
         params.n_ubatch = max(min(self._most, TOGETHER), sequences)
         params.n_seq_max = sequences
-        params.n_threads = params.n_threads_batch = threads[0]
+        params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True  # streams of their own cannot share the cells of a part of a text
         params.swa_full = True
         params.type_k = params.type_v = getattr(llama, f"GGML_TYPE_{kv_type.upper()}")
@@ -249,9 +243,6 @@ class LlamaCppRunner:
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Raises MemoryError, or RuntimeError with what llama.cpp told."""
         self._reserve(feeds)
-        # By itself llama.cpp would compute all batches, of windows too, with the threads of prompts.
-        threads, prompts = self._threads
-        self._llama.llama_set_n_threads(self._context, threads, prompts if feeds_prompt(feeds) else threads)
         rows = self._decoded(feeds)
         return rows if _finite(rows) else self._apart(feeds)
 

@@ -10,15 +10,15 @@ or by .4 in one. The largest deviation of a logit from the largest logit tells t
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 
 import torch
 
-from specwire.core.model import Feed, ModelError, TreeFeed
+from specwire.core.model import ModelError
 from specwire.lm.gguf_file import GgufFile
-from specwire.lm.kv_cache import Runner, Sizes
+from specwire.lm.kv_cache import Sizes
 from specwire.lm.runners.llamacpp.runner import FLASH, GgufWeights
+from specwire.lm.runners.trial import Trial, made_up
 
 # By what a file's weights, or its keys and values, are: whole, in 16 bits, or quantised.
 WHOLE, HALF, QUANTISED = 1e-3, 1 / 32, 1 / 8
@@ -30,8 +30,6 @@ LEAST_TOKENS, MOST_TOKENS = 40, 96
 BEYOND = 128
 # Rows that are compared at the end of the text, and of the short text beside it.
 TAIL, BESIDE = 24, 8
-# Where a model has no tokenizer.
-TRIAL_IDS = 12
 TEXT = (
     "The river rises in the hills, and for most of the year its water is clear enough to count the stones. ",
     "In 1923 a bridge of three arches was built here; two of them are still standing, and one fell in a flood. ",
@@ -46,100 +44,58 @@ TEXT = (
 )
 
 
-class GgufTrial:
-    """What llama.cpp's own context gives for a text; see `specwire.lm.runners.select.Trial`."""
+def gguf_trial(weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str) -> Trial:
+    """By llama.cpp's own context. ModelError if that by itself computes nothing that is finite."""
+    tolerance, text = tolerance_of(file, kv_type), _trial_text(weights, file, sizes)
+    split = max(len(text) // 2, len(text) - TAIL)
+    rows = [*range(split, len(text)), *range(min(BESIDE, split))]
+    expected = _plain(weights, text, sorted(rows), kv_type)[torch.tensor(rows).argsort().argsort()]
+    if not torch.isfinite(expected).all():
+        raise ModelError(f"{file.path.name}: llama.cpp gives logits for it that are not finite")
+    return Trial(text, split, expected[:, : sizes.vocabulary], lambda rows, wanted: spread(rows, wanted) / tolerance)
 
-    def __init__(self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str) -> None:
-        """ModelError if llama.cpp by itself computes nothing that is finite."""
-        self._weights, self._file, self._sizes = weights, file, sizes
-        self._tolerance = tolerance_of(file, kv_type)
-        self._text = self._trial_text()
-        count = len(self._text)
-        self._split = max(1, count - TAIL)
-        self._beside = min(BESIDE, self._split) if sizes.slots > 1 else 0
-        rows = [*range(self._split, count), *range(self._beside)]
-        self._expected = self._plain(sorted(rows), kv_type)[torch.tensor(rows).argsort().argsort()]
-        if not torch.isfinite(self._expected).all():
-            raise ModelError(f"{file.path.name}: llama.cpp gives logits for it that are not finite")
 
-    def deviation(self, runner: Runner) -> float:
-        """How far the runner is from that, in units of the tolerance (<= 1 is equal).
+def _trial_text(weights: GgufWeights, file: GgufFile, sizes: Sizes) -> list[int]:
+    """As long as the work allows, and beyond the model's window if that is possible."""
+    products, window = max(1, file.products), weights.window
+    count = max(LEAST_TOKENS, min(MOST_TOKENS, int(WORK / products)))
+    if window and (window + BEYOND) * products <= WINDOW_WORK:
+        count = max(count, window + BEYOND)
+    count = min(count, sizes.context - 1)
+    # In three orders, for those that need more tokens.
+    told = "".join("".join((*TEXT[turn:], *TEXT[:turn])) for turn in (0, 3, 7))
+    ids = weights.tokens(told) if file.has_tokenizer else []
+    return ids[:count] if len(ids) >= count else made_up(count, sizes.vocabulary)
 
-        It extends by another token than the text's, rolls back, and extends again by one token, then by many, beside a
-        shorter text in another slot where there is one.
-        """
-        text, split, last = self._text, self._split, self._sizes.slots - 1
-        other = int(self._expected[0, : self._sizes.vocabulary].argmin())  # a row of it that stayed would tell
-        runner.run([Feed(last, 0, [*text[:split], other], 1)])
-        alone = runner.run([Feed(last, split, text[split : split + 1], 1)]).clone()
-        feeds = [Feed(last, split, text[split:], len(text) - split)]
-        if self._beside:
-            feeds.append(Feed(0, 0, text[: self._beside], self._beside))
-        rows = runner.run(feeds)
-        if self._beside:
-            runner.zero(0, self._beside)
-        expected = torch.cat((self._expected[:1], self._expected))
-        return spread(torch.cat((alone, rows)), expected) / self._tolerance
 
-    def tree_deviation(self, runner: Runner) -> float:
-        """Likewise of a branch whose rows are not its positions, and of the line that is left of it, behind the above.
-
-        Behind the text stand two tokens beside the branch's first two, and rows are kept before the last is fed.
-        """
-        text, trunk, slot = self._text, len(self._text) - 4, self._sizes.slots - 1
-        if trunk < max(self._split, 1):
-            return math.inf
-        other = text[: trunk + 2][-2:][::-1]
-        ancestors = ((), (), (trunk + 1,), (trunk + 1,), (trunk + 1, trunk + 3))
-        nodes = [other[0], text[trunk], other[1], *text[trunk + 1 : trunk + 3]]
-        rows = runner.run([Feed(slot, trunk, nodes, 5, TreeFeed(trunk, ancestors))])[[1, 3, 4]]
-        runner.keep(slot, trunk, (trunk + 1, trunk + 3, trunk + 4))
-        rows = torch.cat((rows, runner.run([Feed(slot, trunk + 3, text[trunk + 3 :], 1)])))
-        at = trunk - self._split
-        return spread(rows, self._expected[at : at + 4]) / self._tolerance
-
-    def _trial_text(self) -> list[int]:
-        """As long as the work allows, and beyond the model's window if that is possible."""
-        products, window = max(1, self._file.products), self._weights.window
-        count = max(LEAST_TOKENS, min(MOST_TOKENS, int(WORK / products)))
-        if window and (window + BEYOND) * products <= WINDOW_WORK:
-            count = max(count, window + BEYOND)
-        count = min(count, self._sizes.context)
-        made_up = [(7 * (at % TRIAL_IDS) + 3) % self._sizes.vocabulary for at in range(count)]
-        if not self._file.has_tokenizer:
-            return made_up
-        # In three orders, for those that need more tokens.
-        ids = self._weights.tokens("".join("".join((*TEXT[turn:], *TEXT[:turn])) for turn in (0, 3, 7)))
-        return ids[:count] if len(ids) >= count else made_up
-
-    def _plain(self, rows: Sequence[int], kv_type: str) -> torch.Tensor:
-        """Logits of these rows of the text."""
-        llama, count, width = self._weights.library.functions, len(self._text), self._weights.width
-        params = llama.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = count
-        params.n_threads = params.n_threads_batch = torch.get_num_threads()
-        params.n_outputs_max = len(rows)
-        params.swa_full = False
-        params.type_k = params.type_v = getattr(llama, f"GGML_TYPE_{kv_type.upper()}")
-        params.flash_attn_type = getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{FLASH.get(kv_type, 'AUTO')}")
-        context = llama.llama_init_from_model(self._weights.model, params)
-        if not context:
-            raise MemoryError(self._weights.library.reason())
-        batch = llama.llama_batch_init(count, 0, 1)
-        try:
-            for at, token in enumerate(self._text):
-                batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.seq_id[at][0] = token, at, 1, 0
-                batch.logits[at] = at in rows
-            batch.n_tokens = count
-            status = llama.llama_decode(context, batch)
-            if status != 0:
-                raise RuntimeError(f"llama.cpp computed nothing (status {status}): {self._weights.library.reason()}")
-            found = torch.empty(len(rows), width)
-            ctypes.memmove(found.data_ptr(), llama.llama_get_logits(context), found.nbytes)
-            return found
-        finally:
-            llama.llama_batch_free(batch)
-            llama.llama_free(context)
+def _plain(weights: GgufWeights, text: Sequence[int], rows: Sequence[int], kv_type: str) -> torch.Tensor:
+    """Logits of these rows of the text."""
+    llama, count, width = weights.library.functions, len(text), weights.width
+    params = llama.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = count
+    params.n_threads = params.n_threads_batch = torch.get_num_threads()
+    params.n_outputs_max = len(rows)
+    params.swa_full = False
+    params.type_k = params.type_v = getattr(llama, f"GGML_TYPE_{kv_type.upper()}")
+    params.flash_attn_type = getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{FLASH.get(kv_type, 'AUTO')}")
+    context = llama.llama_init_from_model(weights.model, params)
+    if not context:
+        raise MemoryError(weights.library.reason())
+    batch = llama.llama_batch_init(count, 0, 1)
+    try:
+        for at, token in enumerate(text):
+            batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.seq_id[at][0] = token, at, 1, 0
+            batch.logits[at] = at in rows
+        batch.n_tokens = count
+        status = llama.llama_decode(context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama.cpp computed nothing (status {status}): {weights.library.reason()}")
+        found = torch.empty(len(rows), width)
+        ctypes.memmove(found.data_ptr(), llama.llama_get_logits(context), found.nbytes)
+        return found
+    finally:
+        llama.llama_batch_free(batch)
+        llama.llama_free(context)
 
 
 def tolerance_of(file: GgufFile, kv_type: str) -> float:

@@ -385,10 +385,9 @@ class PagedGraph:
     one sequence it packs them anew; either adds in another order. (Weights in 8 bits whose products are of floats are
     multiplied otherwise in forwards of several rows, so that this does not hold for them.)
 
-    A small graph is compiled again, over the same caches, with the threads of prompts for their long parts. So is a
-    small one that tells less, for the forwards of which nothing else is asked. Plain steps and windows share one
-    compilation: weights of two would push each other out of the processor's caches, which costs more than changes of
-    shape.
+    Of a small graph one that tells less is compiled, too, over the same caches, for the forwards of which nothing else
+    is asked. Plain steps and windows share one compilation: weights of two would push each other out of the processor's
+    caches, which costs more than changes of shape.
     """
 
     def __init__(
@@ -397,32 +396,27 @@ class PagedGraph:
         slots: int,
         context: int,
         dtype: torch.dtype,
-        threads: tuple[int, int],
+        threads: int,
         quiet: openvino.Model | None = None,
         group: int = 0,
     ) -> None:
-        """threads: of forwards, and of those that feed a long part of a prompt; 0: as many.
-        quiet: the same graph, which tells less.
+        """quiet: the same graph, which tells less.
 
         group: activations that are rounded with one scale, where their product's weights are integers; 0 rounds none.
         """
-        options = compile_options(computed_in(dtype), threads[0], group)
+        options = compile_options(computed_in(dtype), threads, group)
         self._compiled = CompiledGraph(graph, options)
-        self._padding, self._threads = slots, max(threads)
+        self._padding, self._threads = slots, threads
         self.pages = Pages(self._compiled.caches, slots + 1, context)
         tensors, total = self.pages.tensors, (slots + 1) * self.pages.per_slot
         self._compiled.name_caches(tensors)
         self._indices = np.arange(total, dtype=np.int32).reshape(slots + 1, self.pages.per_slot)
         self._telling = self._quiet = self._compiled
-        self._prompts: CompiledGraph | None = None
-        copied = constant_bytes(graph) <= MOST_COPIED_BYTES
-        if copied and threads[1] not in (0, threads[0]):
-            self._prompts = CompiledGraph(graph, options | {"INFERENCE_NUM_THREADS": threads[1]}, tensors)
         if context < FEW:
             return
         price = min(price_of_change(self._time), context)
         self._telling.steady = SteadyRows(price)
-        if quiet is not None and copied:
+        if quiet is not None and constant_bytes(graph) <= MOST_COPIED_BYTES:
             self._quiet = CompiledGraph(quiet, options, tensors)
             self._quiet.steady = SteadyRows(price)
 
@@ -432,20 +426,14 @@ class PagedGraph:
         self.run([Feed(self._padding, 0, [0] * rows, rows)])
         return time.perf_counter() - began
 
-    def run(self, feeds: Sequence[Feed], telling: bool = True, prompt: bool = False) -> int:
-        """Returns how many tokens were fed.
-
-        telling: what the quiet graph does not tell, too. prompt: with the threads of prompts.
-        """
-        needed = rows = sum(len(feed.tokens) for feed in feeds)
+    def run(self, feeds: Sequence[Feed], telling: bool = True) -> int:
+        """Returns how many tokens were fed. telling: what the quiet graph does not tell, too."""
+        needed = sum(len(feed.tokens) for feed in feeds)
         sequences = feeds
         if any(len(feed.tokens) > 1 for feed in feeds):
             sequences = [*chain.from_iterable(map(in_sequences, feeds))]
-        if self._prompts is not None and prompt:
-            self._compiled = self._prompts
-        else:
-            self._compiled = self._telling if telling else self._quiet
-            rows = self._compiled.steady.shape(needed)
+        self._compiled = self._telling if telling else self._quiet
+        rows = self._compiled.steady.shape(needed)
         spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
         empty = [Feed(self._padding, 0, (), 0)] * (self._threads - len(sequences) - len(padding))

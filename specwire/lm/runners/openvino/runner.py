@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from specwire.core.model import INT8_DYNAMIC, NONE, Feed
-from specwire.lm.kv_cache import LineRunner, feeds_prompt
+from specwire.lm.kv_cache import Runner
 from specwire.lm.rounding import GROUP, Int8Linear
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import PROBE_TOLERANCE, LinearWeights
@@ -151,7 +151,7 @@ def _half_order(head_dim: int) -> torch.Tensor:
     return torch.arange(head_dim).view(-1, 2).t().reshape(-1)
 
 
-class OpenvinoRunner(OverPages, LineRunner):
+class OpenvinoRunner(OverPages, Runner):
     """`Runner` with the weights of a Hugging Face model of MODEL_TYPES, which can be freed."""
 
     def __init__(
@@ -161,20 +161,18 @@ class OpenvinoRunner(OverPages, LineRunner):
         context: int,
         vocabulary: int,
         dtype: torch.dtype,
-        threads: tuple[int, int],
+        threads: int,
         quantization: str = NONE,
         taps: Sequence[int] = (),
         fuse: nn.Module | None = None,
     ) -> None:
         """Compute in `computed_in(dtype)` with the weights of a model, which may be rounded to 8 bits.
 
-        threads: see `PagedGraph`.
-
         Raises Unsuited for a model that only looks like the family, and whatever OpenVINO raises for one that it cannot
         trace, page or compile.
         """
         decoder = DecoderGraph(model, shape_of(model), context, vocabulary, taps, fuse)
-        self.tapped, self.tapping, self._taps = torch.empty(0), True, len(taps)
+        self.taps, self.tapped = taps, torch.empty(0)
         graph = decoder.graph
         quiet = without(graph, TAPPED) if taps else None
         group = GROUP if quantization == INT8_DYNAMIC else 0
@@ -209,10 +207,10 @@ class OpenvinoRunner(OverPages, LineRunner):
 
     @property
     def _tells(self) -> bool:
-        return self._taps > 0 and self.tapping
+        return len(self.taps) > 0 and self.tapping
 
     def _run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        fed = self._graph.run(feeds, telling=self._tells, prompt=feeds_prompt(feeds))
+        fed = self._graph.run(feeds, telling=self._tells)
         if self._tells:
             self.tapped = self._graph.told(TAPPED)[:fed].clone()
         return self._graph.told(LOGITS)

@@ -1,0 +1,107 @@
+"""A trial at load: a runner is held to rows of logits that its model gives for a text by itself."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specwire.core.model import Feed, TreeFeed, out_of_memory
+from specwire.lm.kv_cache import Runner
+from specwire.lm.model_config import first_line
+
+logger = logging.getLogger(__name__)
+
+# Different ids of a text that is made up.
+TRIAL_IDS = 12
+
+
+class Trial:
+    """A text, and what its model says of it.
+
+    Args:
+        text: shorter than the context.
+        split: where it is cut in two.
+        expected: logits behind its tokens from `split` on, then behind the first ones.
+        measure: how far rows are from those expected, in units of what is tolerated: up to 1 they agree.
+    """
+
+    def __init__(
+        self,
+        text: Sequence[int],
+        split: int,
+        expected: torch.Tensor,
+        measure: Callable[[torch.Tensor, torch.Tensor], float],
+    ) -> None:
+        self._text, self._split, self._expected, self._measure = [*text], split, expected, measure
+
+    @torch.inference_mode()
+    def held(self, runner: Runner, slots: int) -> float:
+        """`deviation`, of a runner with so many slots, which are zero again. One that differs in trees takes none."""
+        off = self.deviation(runner, slots)
+        if off <= 1 and runner.branches:
+            runner.branches = self._takes_trees(runner, slots)
+        runner.zero(slots - 1, len(self._text) + 1)
+        return off
+
+    @torch.inference_mode()
+    def deviation(self, runner: Runner, slots: int) -> float:
+        """How far the runner is from what is expected.
+
+        It extends by another token than the text's, rolls back, and extends again by one token, then by many, beside a
+        shorter text in another slot where there is one. The last slot holds the text then.
+        """
+        text, split, last = self._text, self._split, slots - 1
+        short = len(self._expected) - len(text) + split if last > 0 else 0
+        other = int(self._expected[0].argmin())  # a row of it that stayed would tell
+        runner.run([Feed(last, 0, [*text[:split], other], 1)])
+        alone = runner.run([Feed(last, split, text[split : split + 1], 1)]).clone()
+        feeds = [Feed(last, split, text[split:], len(text) - split)]
+        if short:
+            feeds.append(Feed(0, 0, text[:short], short))
+        rows = torch.cat((alone, runner.run(feeds)))
+        if short:
+            runner.zero(0, short)
+        return self._off(rows, torch.cat((self._expected[:1], self._expected))[: len(rows)])
+
+    @torch.inference_mode()
+    def tree_deviation(self, runner: Runner, slots: int) -> float:
+        """Likewise of a branch whose rows are not its positions, and of the line that is left of it, behind the above.
+
+        Behind the text stand two tokens beside the branch's first two, and rows are kept before the last is fed.
+        Infinity for a text that is too short.
+        """
+        text, trunk, slot = self._text, len(self._text) - 4, slots - 1
+        if trunk < max(self._split, 1):
+            return math.inf
+        other = text[: trunk + 2][-2:][::-1]
+        ancestors = ((), (), (trunk + 1,), (trunk + 1,), (trunk + 1, trunk + 3))
+        nodes = [other[0], text[trunk], other[1], *text[trunk + 1 : trunk + 3]]
+        rows = runner.run([Feed(slot, trunk, nodes, 5, TreeFeed(trunk, ancestors))])[[1, 3, 4]]
+        runner.keep(slot, trunk, (trunk + 1, trunk + 3, trunk + 4))
+        rows = torch.cat((rows, runner.run([Feed(slot, trunk + 3, text[trunk + 3 :], 1)])))
+        at = trunk - self._split
+        return self._off(rows, self._expected[at : at + 4])
+
+    def _off(self, rows: torch.Tensor, expected: torch.Tensor) -> float:
+        return self._measure(rows[:, : expected.shape[1]].float().to(expected.device), expected)
+
+    def _takes_trees(self, runner: Runner, slots: int) -> bool:
+        name = type(runner).__name__
+        try:
+            off = self.tree_deviation(runner, slots)
+        except Exception as failure:  # models fail in many ways at a mask that they cannot take
+            if out_of_memory(failure):
+                raise
+            logger.info("%s takes no trees: %s", name, first_line(failure))
+            return False
+        if not off <= 1:
+            logger.info("%s takes no trees: its logits are others than in a line (%.1f times the tolerance)", name, off)
+        return off <= 1
+
+
+def made_up(count: int, vocabulary: int) -> list[int]:
+    """A text of so many tokens."""
+    return [(7 * (at % TRIAL_IDS) + 3) % vocabulary for at in range(count)]
