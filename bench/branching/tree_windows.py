@@ -24,8 +24,7 @@ from bench.wan.virtual import Software, as_simulated
 from draft_service.commands import AdvanceSession, DraftedProposal, OpenSession, Reply
 from specwire import sim
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import MOST_WINDOW, Pace, Proposal
-from specwire.core.policy.tunables import MOST_BRANCHES
+from specwire.core.messages import MOST_BRANCHES, MOST_WINDOW, Pace, Proposal
 from specwire.core.text import Node, Text, Tree
 from specwire.core.verify.chains import Chains
 from specwire.sim.clock import Clock, Machine

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from specwire.core.draft import GoOn, HeadRequest
+from specwire.core.messages import PROBE_WINDOW
 from specwire.core.policy.heads import FeatureRetention, HeadDepth
 from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
@@ -16,7 +17,6 @@ from specwire.core.policy.tunables import (
     LEAST_READ,
     LET_BE,
     PREFILL_ROWS,
-    PROBE_WINDOW,
     READ_AT,
     RISKED_SHARE,
 )
