@@ -31,7 +31,7 @@ OTHERS = {"MOST_AWAITED", "PATIENCE_US"}
 # What is drafted is the same with loops as with vectors.
 ARITHMETIC = {"VECTOR_TOKENS"}
 # Multiples of what the table has.
-DERIVED = {"FEW_UNREAD", "IDLE_UNPAID", "IDLE_PAID"}
+DERIVED = {"SHARE_PRIORS", "VOTED_PRIORS", "FEW_UNREAD", "IDLE_UNPAID", "IDLE_PAID"}
 BOUNDS = {*DERIVED, *REMEMBERED, *KEPT, *SLOTS, *TABLES, *HASHING, *OTHERS, *ARITHMETIC}
 
 

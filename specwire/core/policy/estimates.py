@@ -218,25 +218,6 @@ def _class_of(sure: float) -> int:
     return min(SURE_CLASSES - 1, int(SURE_CLASSES * sure))
 
 
-class AcceptanceByRank:
-    """P(a child is the decided token | its parent was decided), by rank among siblings.
-
-    Decayed counts with a weak prior.
-    """
-
-    def __init__(self) -> None:
-        self._seen = [0.0] * len(PRIOR_RATES)
-        self._right = [0.0] * len(PRIOR_RATES)
-        self.rates = list(PRIOR_RATES)
-
-    def observe(self, siblings: int, right: int | None) -> None:
-        """Note what was decided behind a node with so many children: the one of rank `right`, or none of them."""
-        for rank, prior in enumerate(PRIOR_RATES[:siblings]):
-            self._seen[rank] = self._seen[rank] * DECAY + 1.0
-            self._right[rank] = self._right[rank] * DECAY + (rank == right)
-            self.rates[rank] = (self._right[rank] + PRIOR_WEIGHT * prior) / (self._seen[rank] + PRIOR_WEIGHT)
-
-
 def expected_tokens(rates: Sequence[float], window: int) -> float:
     """Tokens that a window is expected to decide: 1 + a_1 + a_1 a_2 + ... (Leviathan et al. 2023, equation 1)."""
     total = product = 1.0

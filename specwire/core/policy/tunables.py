@@ -169,22 +169,13 @@ REFERENCES_BESIDE_A_STEP = 1024
 # four times as long, which sixteen sessions feel in every step.
 GATHERED_TOKENS = 128
 # Matches from these lengths on behave alike and share their statistics; tokens beyond the last are not compared.
-# P(accept) of each before anything was seen, in the text itself, and in what a client predicts: that is there to be
-# copied.
+# P(accept) of each before anything was seen.
 MATCH_LENGTHS = (2, 3, 4, 8, 16)
 TEXT_PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
-PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)
 # Lengths of the n-grams that are looked up in texts of other sessions; the longest first.
 SHARED_ORDERS = (16, 8, 4, 2)
 # Their latest occurrences that are counted to find the likeliest continuation, and links of a chain that are followed
 # for that: a proposal may take 50 us, and 8 votes were right no more often (LOG).
 VOTES, CHAIN_LINKS = 5, 16
-# Continuations are told apart by the share of the occurrences that has their first token: below these, above, one
-# occurrence only, several that all agree. P(accept) of each before anything was seen, by order.
-AGREEING_SHARES = (0.5, 0.8)
-SHARED_PRIORS = (0.4, 0.5, 0.9, 0.95, 0.4, 0.5, 0.8, 0.9, 0.3, 0.4, 0.6, 0.7, 0.15, 0.25, 0.3, 0.4)
 # Tokens that a table of n-grams proposes at most, and the probability by its own counts below which it stops.
 MOST_TABLE_TOKENS, LEAST_PATH_SHARE = 6, 0.1
-# Its proposals are told apart by order and by the share of their first token, by these shares and above; P(accept) of
-# each before anything was seen is near that share.
-TABLE_PRIORS = {0.0: 0.1, 0.25: 0.3, 0.5: 0.5, 0.75: 0.7}
