@@ -32,13 +32,21 @@ from draft_service.commands import (
     Reply,
     ReplyLink,
 )
-from specwire.core.draft import Desynchronised, DraftNode, DraftRow, DraftSession, Drawn, check_pace, check_tokens
+from specwire.core.draft import (
+    MOST_CANDIDATES,
+    CandidateRates,
+    Desynchronised,
+    DraftNode,
+    DraftRow,
+    DraftSession,
+    Drawn,
+    check_pace,
+    check_tokens,
+)
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.model import Feed, SlotModel, TreeFeed
-from specwire.core.policy.estimates import CandidateRates, RowTimes
-from specwire.core.policy.tunables import FURTHER_WORTH
 from specwire.core.text import extend_hash
 from specwire.rpc.service_thread import Inbox, Stop
 from specwire.telemetry.tally import DrafterTally
@@ -51,6 +59,13 @@ MOST_LATE_S = 0.02
 LONGEST_OWN_FEED = 2
 # Rows of long texts fed at once, all sessions together: others' next tokens wait no longer than for these.
 LONG_TEXT_ROWS = 256
+# What a forward's further nodes count for, as a share of their probability: a level that takes longer delays all that
+# stands on the likeliest path. Less than half is best where rows cost much, and as good as 1 where they do not
+# (simulated cells).
+FURTHER_WORTH = 0.3
+# Of the times of forwards by their rows: the share of its weight that one keeps with each new one; how many times as
+# long as expected one may count; and the variance of the rows from which on a row's share is told.
+KEPT_SHARE, LONGEST_COUNTED, LEAST_SPREAD = 0.98, 3.0, 0.25
 
 # What a session is told that ends by a fault of the drafter's.
 FAILED = "the drafter failed at this text; its log says why"
@@ -213,13 +228,41 @@ class DraftForward(NamedTuple):
     began_ns: int
 
 
-# Candidates that a place is asked for where the session may branch.
-MOST_CANDIDATES = 8
-
-
 def weight(command: Command) -> int:
     """See `Inbox`."""
     return 1 + len(command.tokens) if isinstance(command, AdvanceSession | OpenSession) else 1
+
+
+class RowTimes:
+    """How long a forward of so many rows takes: a line, fitted to decayed sums; microseconds.
+
+    As long as forwards of different widths were not seen lately, rows are thought to cost nothing: then a wide one is
+    tried, and one that was measured in a bad moment is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._rows = self._times = self._squares = self._products = 0.0
+        self.row_us = 0.0
+
+    def observe(self, rows: int, time_us: float) -> None:
+        """Note a forward. Schedulers have hiccups: it counts for at most LONGEST_COUNTED times what was expected."""
+        if self._count:
+            time_us = min(time_us, LONGEST_COUNTED * self.at(rows))
+        self._count = KEPT_SHARE * self._count + 1.0
+        self._rows = KEPT_SHARE * self._rows + rows
+        self._times = KEPT_SHARE * self._times + time_us
+        self._squares = KEPT_SHARE * self._squares + rows * rows
+        self._products = KEPT_SHARE * self._products + rows * time_us
+        spread = self._squares - self._rows**2 / self._count
+        shared = self._products - self._rows * self._times / self._count
+        self.row_us = max(0.0, shared / spread) if spread > LEAST_SPREAD * self._count else 0.0
+
+    def at(self, rows: int) -> float:
+        """What a forward of so many rows is expected to take; 1.0 where none was seen."""
+        if not self._count:
+            return 1.0
+        mean = self._rows / self._count
+        return max(1.0, self._times / self._count + self.row_us * (rows - mean))
 
 
 class Sessions:
@@ -481,8 +524,7 @@ class Sessions:
 
         A node's tokens are of use where its path is decided. The forward's time grows with its rows, as measured.
         """
-        least = rows = len(batch)
-        worth = 0.0
+        rows, worth = len(batch), 0.0
         for drafting, nodes in zip(batch, chosen, strict=True):
             root = drafting.session.root
             worth += sum(exp(node.chance - root.chance) for node in nodes)
@@ -494,8 +536,6 @@ class Sessions:
             if chance == 0.0:
                 return
             if (worth + gained) * now_us <= worth * then_us:
-                if rows == least:
-                    self._row_times.spurned()
                 return
             best = next_best.index(chance)
             chosen[best].append(batch[best].session.take())

@@ -12,7 +12,7 @@ from orchestrator.store.base import durability_of
 from orchestrator.tenants import Access, allowed_rules
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Rule
-from specwire.core.policy.drafters import parse_plan
+from specwire.core.messages import parse_plan
 from specwire.options import NO_HTTP, RETENTION_S, SSE_KEEP_ALIVE_S, VERIFIER_WAIT_S
 from specwire.redis.urls import MEMORY
 from specwire.registry.options import NO_CLOUD, NOWHERE, CloudOptions, RegistryOptions
@@ -122,7 +122,7 @@ class OrchestratorOptions:
     durability: by name (`orchestrator.store.base`); "" takes what redis_url gives.
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
     http, metrics: with the same `tls`; "" for nowhere. Figures are read by whoever can connect, and at `http`, too.
-    chat_template: Jinja source. plan: `specwire.core.policy.drafters.parse_plan`, fixed for measurements.
+    chat_template: Jinja source. plan: `specwire.core.messages.parse_plan`, fixed for measurements.
     registration: where this orchestrator is registered, and looks for verifiers and drafters beside the named ones.
     cloud: where it asks for verifiers instead, and is not registered.
     """

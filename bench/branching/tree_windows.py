@@ -24,8 +24,8 @@ from bench.wan.virtual import Software, as_simulated
 from draft_service.commands import AdvanceSession, DraftedProposal, OpenSession, Reply
 from specwire import sim
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import MOST_WINDOW, Pace, Proposal
-from specwire.core.policy.tunables import MOST_BRANCHES
+from specwire.core.messages import MOST_BRANCHES, MOST_WINDOW, Pace, Proposal
+from specwire.core.policy.tunables import PRIOR_RATES
 from specwire.core.text import Node, Text, Tree
 from specwire.core.verify.chains import Chains
 from specwire.sim.clock import Clock, Machine
@@ -82,8 +82,7 @@ class TreeSession:
         tree = self.chains._trees.get(SOURCE)
         if tree is None or tree.position != len(self.text):
             return ()
-        rates = self.chains.ranks(SOURCE).rates
-        return likeliest(tree, rates, self.width) if self.width else tree.path(rates)[:MOST_WINDOW]
+        return likeliest(tree, PRIOR_RATES, self.width) if self.width else tree.path(PRIOR_RATES)[:MOST_WINDOW]
 
     def _decide(self, tested: set[int]) -> None:
         """The tested nodes that the target says too, and one token of its own."""

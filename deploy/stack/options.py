@@ -11,8 +11,8 @@ import demo_pair
 from orchestrator.options import HttpAccess, check_drafters_per_session, check_http, check_sse_keep_alive
 from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import InvalidPlan, parse_plan
 from specwire.core.model import AUTO, AUTO_KV, ModelError, is_gguf
-from specwire.core.policy.drafters import InvalidPlan, parse_plan
 from specwire.named_models import NAMED, located
 from specwire.options import RETENTION_S, SSE_KEEP_ALIVE_S, cores
 from specwire.redis.urls import MEMORY
@@ -84,7 +84,7 @@ ELSEWHERE = {
 class Speculative:
     """drafter, ngram: whether these propose; None where nothing is said of it.
 
-    draft: the draft model, None for whichever the target has. plan: see `specwire.core.policy.drafters.parse_plan`.
+    draft: the draft model, None for whichever the target has. plan: see `specwire.core.messages.parse_plan`.
     """
 
     drafter: bool | None = None

@@ -14,8 +14,7 @@ from orchestrator.session.verifier import Broken, Tell, Unplaced
 from orchestrator.store import SessionRecord
 from specwire.core import messages
 from specwire.core.draft import fitting
-from specwire.core.messages import AssignedDrafter, SourcePace
-from specwire.core.policy.drafters import first_pace
+from specwire.core.messages import AssignedDrafter, SourcePace, first_pace
 from specwire.core.session import Session, State
 from specwire.rpc import convert
 from specwire.telemetry.logs import of_session
@@ -33,7 +32,7 @@ class SessionDrafter:
     `source` numbers it among all that the session ever had.
 
     Args:
-        plan: auto, or a fixed plan for every session; see `specwire.core.policy.drafters.parse_plan`.
+        plan: auto, or a fixed plan for every session; see `specwire.core.messages.parse_plan`.
         tell: is called with what happens. on_lost: the drafter or its link is gone. on_refused: it will not serve the
         session for now.
     """

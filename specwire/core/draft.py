@@ -6,22 +6,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice, takewhile
-from math import exp
+from math import exp, log
 from typing import Any, NamedTuple
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Mask
 from specwire.core.law.noise import seed_behind
 from specwire.core.law.sampling import Sampling, Seen
-from specwire.core.messages import Pace, Proposal, Weights
-from specwire.core.policy.estimates import CandidateRates
-from specwire.core.policy.tunables import NEGLIGIBLE
+from specwire.core.messages import NEGLIGIBLE, Pace, Proposal, Weights
 from specwire.core.text import BEFORE, Text
 
 # Nodes of a tree in one proposal, at most. A chain's chunk is as long as its pace says.
 MOST_NODES = 64
 # Places of pruned nodes that are kept among those to extend, beside as many as two for each live node.
 MOST_STALE = 64
+# Candidates that a place is asked for where the session may branch. How often they are right is learnt apart for so
+# many classes of how sure the drafter is of its best one. Share of its weight that a count keeps with each new one, and
+# observations that the drafter's own probabilities count for.
+MOST_CANDIDATES, CLASSES = 8, 10
+KEPT_SHARE, OWN_WEIGHT = 0.99, 16.0
+# A probability counts for at least this, so that it has a logarithm.
+LEAST_PROBABILITY = 1e-9
 
 
 class Desynchronised(ValueError):
@@ -198,6 +203,35 @@ class DraftNode:
         self.decided = False
         self.weights: Weights | None = None
         self.row = -1
+
+
+class CandidateRates:
+    """P(a drafter's candidate is the decided token), by its rank and by how sure the drafter is of its best one."""
+
+    def __init__(self) -> None:
+        self._seen = [0.0] * CLASSES
+        self._right = [[0.0] * MOST_CANDIDATES for _ in range(CLASSES)]
+
+    def chances(self, scores: Sequence[float]) -> tuple[int, list[float]]:
+        """The class of these scores, which fall from 0 (nats), and the log of each candidate's probability."""
+        shares = [exp(score) for score in scores]
+        whole = sum(shares)
+        known = min(CLASSES - 1, int(CLASSES / whole))
+        seen, right = self._seen[known] + OWN_WEIGHT, self._right[known]
+        own = OWN_WEIGHT / whole
+        rates = [(times + own * share) / seen for share, times in zip(shares, right, strict=False)]
+        for rank in reversed(range(len(rates) - 1)):
+            # A worse rank that was right more often, by chance, is not put first: the better one counts as likely.
+            rates[rank] = max(rates[rank], rates[rank + 1])
+        chances = [log(min(1.0, max(rate, LEAST_PROBABILITY))) for rate in rates]
+        return known, chances
+
+    def observe(self, known: int, rank: int | None) -> None:
+        """Note which candidate of a place of class `known` was decided; None: another token."""
+        right = self._right[known]
+        self._seen[known] = KEPT_SHARE * self._seen[known] + 1.0
+        for at in range(len(right)):
+            right[at] = KEPT_SHARE * right[at] + (at == rank)
 
 
 class DraftSession:

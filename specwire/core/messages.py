@@ -5,6 +5,7 @@ Everything here is a value. It decides nothing, and every other room may import 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from fractions import Fraction
@@ -221,7 +222,7 @@ class AssignedDrafter(NamedTuple):
 
     source: numbers it among all that the session ever had. known_by: names it among its tenant's: what one session
     learnt of it, the next one knows. shares_cores: it computes on the verifier's. plan: auto, or a fixed plan; see
-    `specwire.core.policy.drafters.parse_plan`.
+    `parse_plan`.
     """
 
     source: int
@@ -269,6 +270,14 @@ MOST_WINDOW = 16
 MOST_RUN_AHEAD = 128
 # Of a stream until a token's drafting was measured, in a try, and where a reader wants to see what is drafted.
 FIRST_PACE = Pace(1, 32)
+# Window of a drafter on the verifier's cores until a token's drafting was measured, and in a try; depth of a head's
+# try. With four tokens at first the ledgers had little left (sweep).
+PROBE_WINDOW = 2
+# Nodes that a forward of a drafter elsewhere may extend. How many it does extend is chosen with each forward.
+MOST_BRANCHES = 16
+# Draft tokens that are less probable than this are not considered, nor extended where a drafter branches: they would
+# cost the link and the verifier more than they are worth. With 0.01 branches lost 1 to 3 % (sweep).
+NEGLIGIBLE = 0.005
 # Nodes of a tree. The verifier drops a tree of more than 256 nodes, and tokens more than 256 beyond the decided text.
 MOST_NODES_AHEAD = 240
 
@@ -292,6 +301,80 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.discipline}: {self.reason}"
+
+
+def off(reason: str) -> Plan:
+    """Draft nothing."""
+    return Plan(Discipline.OFF, Pace(1, 0), 0, reason)
+
+
+def in_turns(window: int, reason: str) -> Plan:
+    """One chunk of `window` tokens a verdict, which the verifier waits for."""
+    return Plan(Discipline.LOCKSTEP, Pace(window, window), window, reason)
+
+
+class InvalidPlan(ValueError):
+    """A fixed plan that cannot be read."""
+
+
+def parse_plan(spec: str) -> Plan | None:
+    """A fixed plan: off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]; None for auto, where it is planned.
+
+    auto:BRANCHES plans with drafters that extend at most so many tokens in one forward (`branches_of`).
+
+    Raises:
+        InvalidPlan: `spec` reads otherwise.
+    """
+    name, _, numbers = spec.partition(":")
+    try:
+        values = [int(number) for number in numbers.split(",")] if numbers else []
+        match name, values:
+            case "auto", [] | [_]:
+                _check_branches(values)
+                return None
+            case "off", []:
+                return off("fixed")
+            case "lockstep", [window]:
+                return _checked(in_turns(window, "fixed"))
+            case "stream", [chunk, run_ahead, *rest] if len(rest) <= 2:
+                due, branches = (*rest, *(0, 1)[len(rest) :])
+                _check_branches((branches,))
+                return _checked(Plan(Discipline.STREAM, Pace(chunk, run_ahead, branches=branches), due, "fixed"))
+    except ValueError as error:
+        raise InvalidPlan(f"plan: {spec!r}: {error}") from error
+    raise InvalidPlan(
+        f"plan: must be auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]], not {spec!r}"
+    )
+
+
+def branches_of(spec: str) -> int:
+    """Most tokens that a drafter's forward may extend under a plan that `parse_plan` takes."""
+    name, _, number = spec.partition(":")
+    return int(number) if name == "auto" and number else MOST_BRANCHES
+
+
+def first_pace(spec: str, shares_cores: bool) -> Pace:
+    """How a drafter begins before its verifier has planned for it. spec: see `parse_plan`."""
+    fixed = parse_plan(spec)
+    if fixed is not None:
+        return fixed.pace
+    return Pace(PROBE_WINDOW, PROBE_WINDOW) if shares_cores else FIRST_PACE
+
+
+def _check_branches(values: Sequence[int]) -> None:
+    """Raise ValueError for branches that no drafter is asked for."""
+    for branches in values:
+        if not 1 <= branches <= MOST_BRANCHES:
+            raise ValueError(f"branches must be from 1 to {MOST_BRANCHES}, not {branches}")
+
+
+def _checked(plan: Plan) -> Plan:
+    """Raise ValueError for a plan that no drafter could follow."""
+    if not plan.pace.chunk <= plan.pace.run_ahead <= MOST_RUN_AHEAD:
+        raise ValueError(f"the run-ahead must be from the chunk to {MOST_RUN_AHEAD}, not {plan.pace.run_ahead}")
+    if not 0 <= plan.due <= plan.pace.run_ahead:
+        raise ValueError(f"due must be from 0 to the run-ahead, not {plan.due}")
+    return plan
 
 
 # ----------------------------------------------------------------------------------------------------------------------

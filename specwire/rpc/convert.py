@@ -26,6 +26,7 @@ from specwire.core.messages import (
     MOST_TESTED,
     AssignedDrafter,
     FinishReason,
+    InvalidPlan,
     Outcome,
     Pace,
     Proposal,
@@ -34,8 +35,8 @@ from specwire.core.messages import (
     TokenLogprobs,
     Verdict,
     Weights,
+    parse_plan,
 )
-from specwire.core.policy.drafters import InvalidPlan, parse_plan
 from specwire.core.text import Stopping, check_min_tokens, check_stop_ids
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 

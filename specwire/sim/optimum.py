@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from specwire.core.policy.drafters import parse_plan
+from specwire.core.messages import parse_plan
 from specwire.sim.simulation import Cell, Policy, Result, fixed, simulate, textbook
 
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)

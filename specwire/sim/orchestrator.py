@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from draft_service.commands import AdvanceSession, CloseSession, Command, DraftedProposal, OpenSession, Reply
 from specwire.core import messages
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import AssignedDrafter, Pace, Proposal, SourcePace, Verdict
-from specwire.core.policy.drafters import first_pace
+from specwire.core.messages import AssignedDrafter, Pace, Proposal, SourcePace, Verdict, first_pace
 from specwire.core.session import Session
 from specwire.core.text import Stopping, Text
 from specwire.core.verify.session import Allowance

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from specwire.core.messages import AssignedDrafter
-from specwire.core.policy.drafters import InvalidPlan, LearntDrafters, parse_plan
+from specwire.core.messages import AssignedDrafter, InvalidPlan, parse_plan
+from specwire.core.policy.drafters import LearntDrafters
 from specwire.core.session import buffer_for
 from specwire.sim.clock import STEADY, Clock, Drift, Machine
 from specwire.sim.drafter import SimDrafter
@@ -45,7 +45,7 @@ HEADS = Policy("heads", "off", drafting=False, heads=True)
 
 
 def fixed(spec: str) -> Policy:
-    """A plan as `core.policy.drafters.parse_plan` reads it."""
+    """A plan as `core.messages.parse_plan` reads it."""
     parse_plan(spec)
     return Policy(spec, spec)
 

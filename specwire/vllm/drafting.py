@@ -78,7 +78,7 @@ class VllmRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftingOptions:
-    """plan: see `specwire.core.policy.drafters.parse_plan`. ngram: propose from the text itself, too."""
+    """plan: see `specwire.core.messages.parse_plan`. ngram: propose from the text itself, too."""
 
     plan: str = "auto"
     ngram: bool = True

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.drafters import parse_plan
+from specwire.core.messages import parse_plan
 from specwire.options import add_options
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token, read_token

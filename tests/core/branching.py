@@ -18,6 +18,7 @@ from specwire.core.draft import DraftNode, DraftSession, Drawn
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, Pace, Proposal, Verdict
+from specwire.core.policy.tunables import PRIOR_RATES
 from specwire.core.text import BEFORE, Ending, Text, Tree, hash_of
 from specwire.core.verify.chains import Chains, Offer
 from specwire.core.verify.session import Allowance, VerifySession
@@ -130,10 +131,9 @@ class State:
         assert (window in everywhere) if everywhere else window == (), self.seen
         assert self.chains.window(position, 1) == window[:1], self.seen
         if len(must) == 1:
-            ((source, paths),) = must.items()
-            rates = self.chains.ranks(source).rates
-            most = max((expected(paths, path, rates) for path in everywhere), default=0.0)
-            assert expected(paths, window, rates) >= most - 1e-12, self.seen
+            (paths,) = must.values()
+            most = max((expected(paths, path, PRIOR_RATES) for path in everywhere), default=0.0)
+            assert expected(paths, window, PRIOR_RATES) >= most - 1e-12, self.seen
         self._check_what_follows(everywhere)
 
     def _check_what_follows(self, everywhere: set[Path]) -> None:
@@ -186,7 +186,7 @@ class Heard:
 
     def check(self, chains: Chains, text: Text) -> None:
         """Live is what descends from the text, of all that came; what has not changed is not looked at again."""
-        for source, tree in chains._trees.items():
+        for tree in chains._trees.values():
             state = len(text), tree.size, tree.position, len(tree.nodes)
             if self._seen.get(id(tree)) == state:
                 continue
@@ -194,7 +194,7 @@ class Heard:
             _, nodes = self._trees[id(tree)]
             must = live(tuple(nodes), len(nodes), tuple(text.tokens[tree.base :]))
             assert held(tree) == must, "draft nodes live that do not descend from the text, or others do not"
-            path = tuple(node.token for node in tree.path(chains.ranks(source).rates))
+            path = tuple(node.token for node in tree.path(PRIOR_RATES))
             assert path in (must.values() if must else [()]), "a window is no path"
 
 

@@ -379,18 +379,3 @@ def test_a_flood_of_nodes_is_cut_off(text: Text) -> None:
     chains.advance(text)
     assert chains.offer(piece((7, 5), offset=256), text) is Offer.EXTENDED
     assert len(chains._trees[1].nodes) == 1
-
-
-def test_the_path_follows_the_rank_that_is_right_more_often(text: Text) -> None:
-    chains = Chains(vocabulary=10)
-    for number in range(30):
-        end = len(text)
-        siblings = piece((-1, 5), (-1, 6), number=number, base=end, prefix=text.hash_at(end))
-        assert chains.offer(siblings, text) is Offer.STARTED
-        chains.learn((6,))
-        text.extend((6,))
-        chains.advance(text)
-    first, second = chains.ranks(1).rates[:2]
-    assert second > 0.7 > 0.3 > first
-    chains.offer(piece((-1, 5), (-1, 6), number=30, base=len(text), prefix=text.hash_at(len(text))), text)
-    assert chains.window(len(text), 8) == (6,)

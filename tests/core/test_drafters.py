@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from specwire.core.messages import MOST_WINDOW, AssignedDrafter, Discipline, Proposal
+from specwire.core.messages import MOST_WINDOW, PROBE_WINDOW, AssignedDrafter, Discipline, Proposal
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.drafters import DrafterPacing, LearntDrafter, LearntDrafters, PlannedStep
 from specwire.core.policy.estimates import ForwardTimes
-from specwire.core.policy.tunables import ENOUGH, PROBE_EVERY, PROBE_WINDOW, TRIAL_VERDICTS
+from specwire.core.policy.tunables import ENOUGH, PROBE_EVERY, TRIAL_VERDICTS
 
 PLAIN_US, RICH_US = 10_000.0, 1e9
 COSTS = StepCosts(ForwardTimes({1: PLAIN_US, 17: 1.5 * PLAIN_US}))

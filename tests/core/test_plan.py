@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.messages import Discipline, Pace, Plan
-from specwire.core.policy.drafters import InvalidPlan, branches_of, parse_plan
+from specwire.core.messages import Discipline, InvalidPlan, Pace, Plan, branches_of, parse_plan
 
 
 def test_plans_are_read() -> None:

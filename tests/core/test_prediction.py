@@ -6,7 +6,7 @@ import random
 
 from specwire.core.messages import SourceKind
 from specwire.core.policy.tunables import READ_AT_ONCE
-from specwire.core.verify.text_sources import REACH, PredictionIndex, TextSource
+from specwire.core.verify.text_sources import REACH, NgramIndex, TextSource
 
 PROMPT = [1, 2, 3, 4, 5]
 PREDICTED = [10, 11, 12, 13, 14, 15, 16, 17]
@@ -84,7 +84,7 @@ def test_a_long_prediction_is_taken_in_bit_by_bit() -> None:
     drawn = random.Random(4)
     prediction = [drawn.randrange(1000) for _ in range(2 * READ_AT_ONCE)]
     text = list(PROMPT)
-    index = PredictionIndex(text, PROMPT, prediction)
+    index = NgramIndex(text, [*PROMPT, *prediction])
     index.read()
     assert index.done == READ_AT_ONCE
     assert not index.complete
@@ -98,7 +98,8 @@ def test_a_long_prediction_is_taken_in_bit_by_bit() -> None:
 
 def test_only_the_prompts_end_is_looked_for() -> None:
     prompt = list(range(100, 200))
-    index = PredictionIndex(prompt, prompt, PREDICTED)
+    index = TextSource(prompt, len(prompt), PREDICTED).sources[0].index
+    assert isinstance(index, NgramIndex)
     index.read()
     match = index.match()
     assert match is not None

@@ -10,7 +10,6 @@ from specwire.core.policy.estimates import (
     AcceptanceByPosition,
     Agreement,
     ForwardTimes,
-    RowTimes,
     affordable,
     expected_tokens,
     lockstep_rate,
@@ -145,23 +144,3 @@ def test_smoothing_bounds_outliers_and_takes_the_first_value_as_it_is() -> None:
 
 def test_typical_is_the_median() -> None:
     assert typical([3.0, 1000.0, 2.0]) == 3.0
-
-
-def test_what_a_row_costs_is_learnt_from_forwards_of_different_widths() -> None:
-    times = RowTimes()
-    for rows in (1, 4, 2, 8) * 20:
-        times.observe(rows, 1000.0 + 50.0 * rows)
-    assert times.row_us == pytest.approx(50.0)
-    assert times.at(16) == pytest.approx(1800.0)
-
-
-def test_a_wide_forward_in_a_bad_moment_does_not_make_rows_dear_for_ever() -> None:
-    times = RowTimes()
-    for rows, us in ((1, 1000.0), (16, 90_000.0)):
-        times.observe(rows, us)
-    assert times.row_us <= (3 - 1) * 1000.0 / 15 + 1e-6
-    before = times.row_us
-    for _ in range(2000):
-        times.observe(1, 1000.0)
-        times.spurned()
-    assert times.row_us < 0.1 * before

@@ -1,4 +1,4 @@
-"""The numbers that drafting is tuned by stand in one table, each with a reason, and each is used."""
+"""The numbers that a verifier's policy is tuned by stand in one table, each with a reason, and each is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ TABLE = Path(tunables.__file__)
 DRAFTING = [
     *TABLE.parent.glob("*.py"),
     *(TABLE.parents[1] / "verify").glob("*.py"),
-    TABLE.parents[1] / "draft.py",
     ROOT / "verify_service" / "engine" / "heads.py",
 ]
 # What is no choice of speed: bounds on memory, messages and files, and on a verifier that is not served so.
@@ -28,11 +27,11 @@ KEPT = {
 SLOTS = {"TEXT", "END", "EMPTY_SLOT", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
 TABLES = {"LEAST_ORDER", "MOST_ORDER", "SHARE_UNITS", "LEVEL_KINDS", "MOST_ALIKE"}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT", "POWERS", "TAG_SHIFT", "TAG_MASK"}
-OTHERS = {"MOST_AWAITED", "PATIENCE_US", "MOST_NODES", "MOST_STALE", "MOST_WEIGHT"}
-# What is drafted is the same whatever these are: a logarithm's least argument, and loops or vectors.
-ARITHMETIC = {"LEAST_PROBABILITY", "VECTOR_TOKENS"}
+OTHERS = {"MOST_AWAITED", "PATIENCE_US"}
+# What is drafted is the same with loops as with vectors.
+ARITHMETIC = {"VECTOR_TOKENS"}
 # Multiples of what the table has.
-DERIVED = {"FEW_UNREAD", "IDLE_UNPAID", "IDLE_PAID"}
+DERIVED = {"SHARE_PRIORS", "VOTED_PRIORS", "FEW_UNREAD", "IDLE_UNPAID", "IDLE_PAID"}
 BOUNDS = {*DERIVED, *REMEMBERED, *KEPT, *SLOTS, *TABLES, *HASHING, *OTHERS, *ARITHMETIC}
 
 
@@ -60,8 +59,6 @@ def test_each_has_a_reason_and_is_used() -> None:
     services = TABLE.parents[3]
     others = (
         "deploy/stack/local_host.py",
-        "draft_service/sessions.py",
-        "draft_service/translation.py",
         "verify_service/engine/engine.py",
         "verify_service/known_texts.py",
     )

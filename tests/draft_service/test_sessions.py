@@ -28,7 +28,7 @@ from draft_service.commands import (
     Reply,
 )
 from draft_service.service import deliver
-from draft_service.sessions import FAILED, LONG_TEXT_ROWS, DraftingSession, Expansion, Sessions
+from draft_service.sessions import FAILED, LONG_TEXT_ROWS, DraftingSession, Expansion, RowTimes, Sessions
 from specwire.core.draft import DraftSession, Drawn
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, with_rule
@@ -354,3 +354,25 @@ def forbidden(link: Recorder, output: Sequence[int]) -> list[tuple[int, int]]:
         assert token in possible
         found += [(place, each) for each in possible if not mask[each]]
     return found
+
+
+def test_what_a_row_costs_is_learnt_from_forwards_of_different_widths() -> None:
+    times = RowTimes()
+    for rows in (1, 4, 2, 8) * 20:
+        times.observe(rows, 1000.0 + 50.0 * rows)
+    assert times.row_us == pytest.approx(50.0)
+    assert times.at(16) == pytest.approx(1800.0)
+
+
+def test_a_wide_forward_in_a_bad_moment_does_not_make_rows_dear_for_ever() -> None:
+    times = RowTimes()
+    for rows, us in ((1, 1000.0), (16, 90_000.0)):
+        times.observe(rows, us)
+    assert 0.0 < times.row_us <= (3 - 1) * 1000.0 / 15 + 1e-6
+    tried = 0
+    for _ in range(2000):
+        rows = 16 if times.row_us == 0.0 else 1
+        times.observe(rows, 1000.0 + 100.0 * rows)
+        tried += rows > 1
+    assert 4 <= tried <= 20, "a wide one is tried now and then, and tells at once what rows cost"
+    assert times.at(16) == pytest.approx(2600.0, rel=0.1)

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from draft_service.commands import AdvanceSession, DraftedProposal, Opened, OpenSession, Reply
 from draft_service.service import deliver
-from draft_service.sessions import MOST_CANDIDATES, Sessions
+from draft_service.sessions import Sessions
+from specwire.core.draft import MOST_CANDIDATES
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace
 from specwire.core.model import TreeFeed

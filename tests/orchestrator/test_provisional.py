@@ -11,7 +11,8 @@ import pytest
 
 from specwire.client import Chunk, Event, Finished, Provisional, Started
 from specwire.client.requests import RequestOptions
-from specwire.core.policy.drafters import DrafterPacing, off
+from specwire.core.messages import off
+from specwire.core.policy.drafters import DrafterPacing
 from tests.orchestrator.stack import PROMPT, TARGET, Stack, plain, stack
 from tests.wait import asked
 

@@ -12,7 +12,7 @@ import pytest
 
 from demo_pair import TARGET
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.drafters import InvalidPlan
+from specwire.core.messages import InvalidPlan
 from specwire.lm import load_model
 from specwire.lm.runners import vllm
 from specwire.lm.scripted import Script

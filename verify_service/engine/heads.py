@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from specwire.core.draft import DraftingModel, HeadRequest
+from specwire.core.messages import PROBE_WINDOW
 from specwire.core.policy.heads import FeatureRetention, HeadDepth
 from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
@@ -15,7 +16,6 @@ from specwire.core.policy.tunables import (
     LEAST_READ,
     LET_BE,
     PREFILL_ROWS,
-    PROBE_WINDOW,
     READ_AT,
     RISKED_SHARE,
 )

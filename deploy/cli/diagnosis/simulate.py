@@ -7,7 +7,7 @@ import json
 import math
 import sys
 
-from specwire.core.policy.drafters import InvalidPlan
+from specwire.core.messages import InvalidPlan
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.sim import (
     HEADS,

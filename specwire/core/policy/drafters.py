@@ -21,12 +21,17 @@ from specwire.core.messages import (
     FIRST_PACE,
     MOST_RUN_AHEAD,
     MOST_WINDOW,
+    PROBE_WINDOW,
     AssignedDrafter,
     Discipline,
     Pace,
     Plan,
     Proposal,
     SourcePace,
+    branches_of,
+    in_turns,
+    off,
+    parse_plan,
 )
 from specwire.core.policy.costs import Turn
 from specwire.core.policy.estimates import (
@@ -52,92 +57,12 @@ from specwire.core.policy.tunables import (
     LEAST_STREAM_GAIN,
     LEAST_TIMING_US,
     MEASURING_CHUNKS,
-    MOST_BRANCHES,
     MOST_FIRST_CHUNK,
     PLAN_EVERY,
     PROBE_EVERY,
-    PROBE_WINDOW,
     SHORT_CHAIN,
     TRIAL_VERDICTS,
 )
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Plans, and how fixed ones are written.
-
-
-def off(reason: str) -> Plan:
-    """Draft nothing."""
-    return Plan(Discipline.OFF, Pace(1, 0), 0, reason)
-
-
-def in_turns(window: int, reason: str) -> Plan:
-    """One chunk of `window` tokens a verdict, which the verifier waits for."""
-    return Plan(Discipline.LOCKSTEP, Pace(window, window), window, reason)
-
-
-class InvalidPlan(ValueError):
-    """A fixed plan that cannot be read."""
-
-
-def parse_plan(spec: str) -> Plan | None:
-    """A fixed plan: off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]; None for auto, where it is planned.
-
-    auto:BRANCHES plans with drafters that extend at most so many tokens in one forward (`branches_of`).
-
-    Raises:
-        InvalidPlan: `spec` reads otherwise.
-    """
-    name, _, numbers = spec.partition(":")
-    try:
-        values = [int(number) for number in numbers.split(",")] if numbers else []
-        match name, values:
-            case "auto", [] | [_]:
-                _check_branches(values)
-                return None
-            case "off", []:
-                return off("fixed")
-            case "lockstep", [window]:
-                return _checked(in_turns(window, "fixed"))
-            case "stream", [chunk, run_ahead, *rest] if len(rest) <= 2:
-                due, branches = (*rest, *(0, 1)[len(rest) :])
-                _check_branches((branches,))
-                return _checked(Plan(Discipline.STREAM, Pace(chunk, run_ahead, branches=branches), due, "fixed"))
-    except ValueError as error:
-        raise InvalidPlan(f"plan: {spec!r}: {error}") from error
-    raise InvalidPlan(
-        f"plan: must be auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]], not {spec!r}"
-    )
-
-
-def branches_of(spec: str) -> int:
-    """Most tokens that a drafter's forward may extend under a plan that `parse_plan` takes."""
-    name, _, number = spec.partition(":")
-    return int(number) if name == "auto" and number else MOST_BRANCHES
-
-
-def first_pace(spec: str, shares_cores: bool) -> Pace:
-    """How a drafter begins before its verifier has planned for it. spec: see `parse_plan`."""
-    fixed = parse_plan(spec)
-    if fixed is not None:
-        return fixed.pace
-    return Pace(PROBE_WINDOW, PROBE_WINDOW) if shares_cores else FIRST_PACE
-
-
-def _check_branches(values: Sequence[int]) -> None:
-    """Raise ValueError for branches that no drafter is asked for."""
-    for branches in values:
-        if not 1 <= branches <= MOST_BRANCHES:
-            raise ValueError(f"branches must be from 1 to {MOST_BRANCHES}, not {branches}")
-
-
-def _checked(plan: Plan) -> Plan:
-    """Raise ValueError for a plan that no drafter could follow."""
-    if not plan.pace.chunk <= plan.pace.run_ahead <= MOST_RUN_AHEAD:
-        raise ValueError(f"the run-ahead must be from the chunk to {MOST_RUN_AHEAD}, not {plan.pace.run_ahead}")
-    if not 0 <= plan.due <= plan.pace.run_ahead:
-        raise ValueError(f"due must be from 0 to the run-ahead, not {plan.due}")
-    return plan
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What is known of a drafter. All sessions of a tenant learn it together; another tenant's guesses must not show in how

@@ -5,17 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, exp, log, prod
+from math import ceil, prod
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from specwire.core.policy.tunables import (
     AGREEMENT_DECAY,
     DECAY,
-    ELSEWHERE_WEIGHT,
     EXPLORED_SHARE,
     LATER_WEIGHT,
-    LEAST_SPREAD,
     OUTLIER,
     PRIOR_RATES,
     PRIOR_WEIGHT,
@@ -25,8 +23,6 @@ from specwire.core.policy.tunables import (
 
 # V(m): expected microseconds of a step of m rows.
 V = Callable[[int], float]
-# A probability counts for at least this, so that it has a logarithm.
-LEAST_PROBABILITY = 1e-9
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Expected-speed formulas: what a window is worth, and when waiting for a proposal pays.
@@ -220,90 +216,6 @@ class AcceptanceByConfidence:
 
 def _class_of(sure: float) -> int:
     return min(SURE_CLASSES - 1, int(SURE_CLASSES * sure))
-
-
-class AcceptanceByRank:
-    """P(a child is the decided token | its parent was decided), by rank among siblings.
-
-    Decayed counts with a weak prior.
-    """
-
-    def __init__(self) -> None:
-        self._seen = [0.0] * len(PRIOR_RATES)
-        self._right = [0.0] * len(PRIOR_RATES)
-        self.rates = list(PRIOR_RATES)
-
-    def observe(self, siblings: int, right: int | None) -> None:
-        """Note what was decided behind a node with so many children: the one of rank `right`, or none of them."""
-        for rank, prior in enumerate(PRIOR_RATES[:siblings]):
-            self._seen[rank] = self._seen[rank] * DECAY + 1.0
-            self._right[rank] = self._right[rank] * DECAY + (rank == right)
-            self.rates[rank] = (self._right[rank] + PRIOR_WEIGHT * prior) / (self._seen[rank] + PRIOR_WEIGHT)
-
-
-class CandidateRates:
-    """P(a drafter's candidate is the decided token), by its rank and by how sure the drafter is of its best one."""
-
-    def __init__(self) -> None:
-        self._seen = [0.0] * SURE_CLASSES
-        self._right = [[0.0] * len(PRIOR_RATES) for _ in range(SURE_CLASSES)]
-
-    def chances(self, scores: Sequence[float]) -> tuple[int, list[float]]:
-        """The class of these scores, which fall from 0 (nats), and the log of each candidate's probability."""
-        shares = [exp(score) for score in scores]
-        whole = sum(shares)
-        known = min(SURE_CLASSES - 1, int(SURE_CLASSES / whole))
-        seen, right = self._seen[known] + ELSEWHERE_WEIGHT, self._right[known]
-        own = ELSEWHERE_WEIGHT / whole
-        rates = [(times + own * share) / seen for share, times in zip(shares, right, strict=False)]
-        for rank in reversed(range(len(rates) - 1)):
-            # A worse rank that was right more often, by chance, is not put first: the better one counts as likely.
-            rates[rank] = max(rates[rank], rates[rank + 1])
-        chances = [log(min(1.0, max(rate, LEAST_PROBABILITY))) for rate in rates]
-        return known, chances
-
-    def observe(self, known: int, rank: int | None) -> None:
-        """Note which candidate of a place of class `known` was decided; None: another token."""
-        right = self._right[known]
-        self._seen[known] = AGREEMENT_DECAY * self._seen[known] + 1.0
-        for at in range(len(right)):
-            right[at] = AGREEMENT_DECAY * right[at] + (at == rank)
-
-
-class RowTimes:
-    """How long a drafter's forward of so many rows takes: a line, fitted to decayed sums; microseconds.
-
-    Until forwards of different widths were seen, rows are thought to cost nothing: then wide ones are tried. What a row
-    was seen to cost is forgotten slowly while none is added: one that was measured in a bad moment is tried again.
-    """
-
-    def __init__(self) -> None:
-        self._count = self._rows = self._times = self._squares = self._products = 0.0
-        self.row_us = 0.0
-
-    def observe(self, rows: int, time_us: float) -> None:
-        """Note a forward. Schedulers have hiccups: it counts for at most OUTLIER times what was expected."""
-        if self._count:
-            time_us = min(time_us, OUTLIER * self.at(rows))
-        self._count = DECAY * self._count + 1.0
-        self._rows = DECAY * self._rows + rows
-        self._times = DECAY * self._times + time_us
-        self._squares = DECAY * self._squares + rows * rows
-        self._products = DECAY * self._products + rows * time_us
-        spread = self._squares - self._rows**2 / self._count
-        if spread > LEAST_SPREAD * self._count:
-            self.row_us = max(0.0, (self._products - self._rows * self._times / self._count) / spread)
-
-    def spurned(self) -> None:
-        """Note that no row was added because it seemed too dear."""
-        self.row_us *= 1.0 - EXPLORED_SHARE
-
-    def at(self, rows: int) -> float:
-        """What a forward of so many rows is expected to take; 1.0 where none was seen."""
-        if not self._count:
-            return 1.0
-        mean = self._rows / self._count
-        return max(1.0, self._times / self._count + self.row_us * (rows - mean))
 
 
 def expected_tokens(rates: Sequence[float], window: int) -> float:

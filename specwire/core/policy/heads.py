@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import inf
 from operator import mul
 
+from specwire.core.messages import PROBE_WINDOW
 from specwire.core.policy.estimates import (
     AcceptanceByConfidence,
     AcceptanceByPosition,
@@ -20,7 +21,6 @@ from specwire.core.policy.tunables import (
     LEAST_GUESS_GAIN,
     LET_BE,
     MOST_HEAD_DEPTH,
-    PROBE_WINDOW,
     READ_FOR,
     RISKED_SHARE,
     STEP_OUTLIER,

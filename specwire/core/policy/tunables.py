@@ -1,9 +1,11 @@
-"""The numbers that drafting is tuned by, those of vLLM's plugin apart. They change how fast a text comes, not its law.
+"""The numbers that a verifier's policy is tuned by, those of vLLM's plugin apart.
+
+They change how fast a text comes, not its law.
 
 Each has its unit and its reason. Where a number came from a measurement, the comment names it: "sweep" is
 `make bench-sweep`, which holds all of them together to 0.95 of the best fixed setting of each cell; "LOG" is
 docs/LOG.md. Limits on memory and on what a peer may send are not here but beside what they limit: the longest window
-and run-ahead, for example, are in `specwire.core.messages`.
+and run-ahead, for example, are in `specwire.core.messages`, with how a drafter begins.
 """
 
 from __future__ import annotations
@@ -44,13 +46,10 @@ LEAST_TIMING_US = 200.0
 # leaving it untried much. A chain's next token is a first child. At most so many children are proposed.
 PRIOR_RATES = (0.7, 0.08, 0.04, 0.03, 0.01, 0.01, 0.005, 0.005)
 PRIOR_WEIGHT = 4.0
-# Observations that what is known from elsewhere counts for: of a position, what another session learnt; of a class of
-# candidates, the drafter's own probabilities.
+# Observations that what another session learnt of a position counts for.
 ELSEWHERE_WEIGHT = 16.0
-# P(decided) of a drafter's candidates is learnt apart for so many classes of how sure it is of its best one.
+# P(accept) of a head's tokens is learnt apart for so many classes of how sure it is of them.
 SURE_CLASSES = 10
-# Variance of the rows of a drafter's forwards from which on a row's share in their time is told.
-LEAST_SPREAD = 0.25
 # Tests that the position before is worth in the estimate of the next: later ones are tested less often, differ little.
 LATER_WEIGHT = 6.0
 # Observations before anything is said of them: a session's verdicts, or turns in a row that were asked for and not
@@ -79,7 +78,7 @@ LEAST_GUESS_GAIN = 1.02
 # What is spent on finding out whether what does not pay would pay by now.
 
 # Share of the time that tries of what does not pay may cost: probes of a drafter that is off, tests of a window,
-# drafts of a head. At that pace is forgotten, too, what a row costs that a drafter does not add.
+# drafts of a head.
 EXPLORED_SHARE = 0.005
 # Verdicts between two probes of a drafter, at least: what the first one costs is not known.
 PROBE_EVERY = 128
@@ -92,9 +91,6 @@ AWAITED_VERDICTS = 4
 # Chunks drafted beside forwards that tell how long a token takes, as long as none was drafted while the verifier was
 # idle.
 MEASURING_CHUNKS = 2
-# Window of a probe that the verifier waits for, and until a token's drafting was measured; depth of a head's. With four
-# tokens at first the ledgers had little left (sweep).
-PROBE_WINDOW = 2
 # Tokens that a head drafts for a session's next step, at most: its later ones are hardly ever decided.
 MOST_HEAD_DEPTH = 8
 # A head reads a text where that takes no longer than is gained on so many further tokens: a third of those that are
@@ -144,20 +140,11 @@ MEANT_OVER = 256
 SHORT_CHAIN = 4
 # Verdicts from one plan to the next, behind the first ENOUGH: planning takes time, too.
 PLAN_EVERY = 4
-# Draft tokens that are less probable than this are not considered, nor extended where a drafter branches: they would
-# cost the link and the verifier more than they are worth. With 0.01 branches lost 1 to 3 % (sweep).
-NEGLIGIBLE = 0.005
 # Drafting a chunk that nobody waits for takes no more than this share of a forward.
 CHUNK_SHARE = 0.125
 # Tokens of a chunk that the verifier waits for, and no more than are drafted during a forward: a chain is wrong most
 # often at its beginning, and the drafter goes on in any case (sweep).
 MOST_FIRST_CHUNK = 8
-# Nodes that a forward of a drafter elsewhere may extend. How many it does extend is chosen with each forward.
-MOST_BRANCHES = 16
-# What a forward's further nodes count for, as a share of their probability: a level that takes longer delays all that
-# stands on the likeliest path. Less than half is best where rows cost much, and as good as 1 where they do not
-# (simulated cells).
-FURTHER_WORTH = 0.3
 # Tokens of prompts in a step: a long prompt delays the others by no more than that.
 PREFILL_ROWS = 512
 
@@ -176,22 +163,13 @@ REFERENCES_BESIDE_A_STEP = 1024
 # four times as long, which sixteen sessions feel in every step.
 GATHERED_TOKENS = 128
 # Matches from these lengths on behave alike and share their statistics; tokens beyond the last are not compared.
-# P(accept) of each before anything was seen, in the text itself, and in what a client predicts: that is there to be
-# copied.
+# P(accept) of each before anything was seen.
 MATCH_LENGTHS = (2, 3, 4, 8, 16)
 TEXT_PRIORS = (0.3, 0.4, 0.6, 0.8, 0.9)
-PREDICTION_PRIORS = (0.5, 0.6, 0.7, 0.85, 0.95)
 # Lengths of the n-grams that are looked up in texts of other sessions; the longest first.
 SHARED_ORDERS = (16, 8, 4, 2)
 # Their latest occurrences that are counted to find the likeliest continuation, and links of a chain that are followed
 # for that: a proposal may take 50 us, and 8 votes were right no more often (LOG).
 VOTES, CHAIN_LINKS = 5, 16
-# Continuations are told apart by the share of the occurrences that has their first token: below these, above, one
-# occurrence only, several that all agree. P(accept) of each before anything was seen, by order.
-AGREEING_SHARES = (0.5, 0.8)
-SHARED_PRIORS = (0.4, 0.5, 0.9, 0.95, 0.4, 0.5, 0.8, 0.9, 0.3, 0.4, 0.6, 0.7, 0.15, 0.25, 0.3, 0.4)
 # Tokens that a table of n-grams proposes at most, and the probability by its own counts below which it stops.
 MOST_TABLE_TOKENS, LEAST_PATH_SHARE = 6, 0.1
-# Its proposals are told apart by order and by the share of their first token, by these shares and above; P(accept) of
-# each before anything was seen is near that share.
-TABLE_PRIORS = {0.0: 0.1, 0.25: 0.3, 0.5: 0.5, 0.75: 0.7}

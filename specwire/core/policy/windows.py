@@ -10,14 +10,13 @@ from itertools import accumulate
 from operator import attrgetter, itemgetter, mul
 from typing import NamedTuple
 
-from specwire.core.messages import MOST_WINDOW, SourceKind
+from specwire.core.messages import MOST_WINDOW, NEGLIGIBLE, SourceKind
 from specwire.core.policy.costs import part_of
 from specwire.core.policy.estimates import AcceptanceByPosition, Rates, V, affordable, expected_tokens, worth_waiting
 from specwire.core.policy.tunables import (
     LEAST_GAIN,
     LEAST_GUESS_GAIN,
     LOOK_EVERY_US,
-    NEGLIGIBLE,
     PREFILL_ROWS,
     REPEATING,
 )

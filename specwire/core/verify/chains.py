@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from specwire.core.messages import MOST_SOURCES, MOST_WINDOW, DraftToken, Proposal
-from specwire.core.policy.estimates import AcceptanceByPosition, AcceptanceByRank, Agreement
+from specwire.core.policy.estimates import AcceptanceByPosition, Agreement
+from specwire.core.policy.tunables import PRIOR_RATES
 from specwire.core.text import Node, Text, Tree
-
-Estimate = TypeVar("Estimate")
 
 
 class Offer(StrEnum):
@@ -46,16 +45,6 @@ class BestPath(NamedTuple):
 NO_PATH = BestPath(None, ())
 
 
-def _of(source: int, known: dict[int, Estimate], new: Callable[[], Estimate]) -> Estimate:
-    """The source's estimate; of many sources the newest are remembered."""
-    found = known.get(source)
-    if found is None:
-        found = known[source] = new()
-        if len(known) > MOST_SOURCES:
-            del known[min(known)]
-    return found
-
-
 class Chains:
     """The trees of all sources of one session, most of which do not branch.
 
@@ -87,7 +76,6 @@ class Chains:
         self._ends: dict[int, list[int]] = {}
         self._newest: dict[int, int] = {}
         self._acceptance: dict[int, AcceptanceByPosition] = {}
-        self._ranks: dict[int, AcceptanceByRank] = {}
         # Of sources whose trees are compared with the text, tested or not.
         self.agreements: dict[int, Agreement] = {}
 
@@ -207,9 +195,7 @@ class Chains:
 
         tested: the source whose window was tested; its path is counted elsewhere.
         """
-        for source, tree in self._trees.items():
-            if tree.branched:
-                self._learn_ranks(source, tree, tokens)
+        for source in self._trees:
             if source == tested:
                 continue
             guessed = [node.token for node in self._path(source)[: len(tokens)]]
@@ -217,23 +203,14 @@ class Chains:
                 right = next((i for i, token in enumerate(guessed) if token != tokens[i]), len(guessed))
                 self.acceptance(source).observe(len(guessed), right)
 
-    def _learn_ranks(self, source: int, tree: Tree, tokens: Sequence[int]) -> None:
-        node = tree.node(tree.root)
-        for token in tokens:
-            if node is None or not node.children:
-                return
-            number = node.children.get(token)
-            rank = None if number is None else list(node.children).index(token)
-            self.ranks(source).observe(len(node.children), rank)
-            node = None if number is None else tree.nodes[number]
-
-    def ranks(self, source: int) -> AcceptanceByRank:
-        """How often the source's first, second, ... child is the decided token."""
-        return _of(source, self._ranks, AcceptanceByRank)
-
     def acceptance(self, source: int) -> AcceptanceByPosition:
         """How often the source's tokens are accepted. Of sources without a test the newest are remembered."""
-        return _of(source, self._acceptance, AcceptanceByPosition)
+        found = self._acceptance.get(source)
+        if found is None:
+            found = self._acceptance[source] = AcceptanceByPosition()
+            if len(self._acceptance) > MOST_SOURCES:
+                del self._acceptance[min(self._acceptance)]
+        return found
 
     @property
     def has_sources(self) -> bool:
@@ -255,14 +232,13 @@ class Chains:
         self._drop_tree(source)
         self._newest.pop(source, None)
         self._acceptance.pop(source, None)
-        self._ranks.pop(source, None)
 
     def _path(self, source: int, position: int | None = None) -> Sequence[Node]:
         """The source's best path; none where its tree has not followed the text to `position`."""
         tree = self._trees[source]
         if position is not None and tree.position != position:
             return ()
-        return tree.path(self.ranks(source).rates)
+        return tree.path(PRIOR_RATES)
 
     def best(self, position: int) -> BestPath:
         """The path that is expected to have most tokens accepted from `position` on.

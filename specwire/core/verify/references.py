@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from specwire.core.invalid import MOST_REFERENCE_TOKENS, MOST_REFERENCES, InvalidParameter
 from specwire.core.messages import SourceKind
-from specwire.core.policy.tunables import READ_AT_ONCE, REFERENCES_BESIDE_A_STEP, SHARED_PRIORS
-from specwire.core.verify.shared_texts import FIRST_TOKENS, TOKEN_BYTES, ScopeTexts, SharedIndex
+from specwire.core.policy.tunables import READ_AT_ONCE, REFERENCES_BESIDE_A_STEP
+from specwire.core.verify.shared_texts import FIRST_TOKENS, TOKEN_BYTES, VOTED_PRIORS, ScopeTexts, SharedIndex
 from specwire.core.verify.text_sources import NgramSource
 
 
@@ -114,7 +114,7 @@ class References:
     def source(self, text: Sequence[int]) -> NgramSource:
         """Of guesses behind a text, which grows."""
         index = SharedIndex(self._texts, text)
-        return NgramSource(text, index=index, priors=SHARED_PRIORS, kind=SourceKind.PREDICTION)
+        return NgramSource(text, index=index, priors=VOTED_PRIORS, kind=SourceKind.PREDICTION)
 
 
 def capacity_of(lengths: Sequence[int]) -> int:

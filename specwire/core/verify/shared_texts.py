@@ -11,9 +11,9 @@ One scope's texts are looked up in one object, which holds nothing of another's:
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from operator import mul
 from typing import NamedTuple, TypeVar
 
@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.tunables import (
-    AGREEING_SHARES,
     CHAIN_LINKS,
     GATHERED_TOKENS,
+    MATCH_LENGTHS,
     READ_AT_ONCE,
     SHARED_ORDERS,
-    SHARED_PRIORS,
     TEXT_PRIORS,
     VOTES,
 )
@@ -117,7 +116,7 @@ class ScopeTexts:
         self.evicted = 0
         # What its sessions learnt of proposals from these texts, and each from its own, greedy and drawn: see
         # NgramSource.
-        self.learnt = {drawn: [AcceptanceByPosition(prior=prior) for prior in SHARED_PRIORS] for drawn in (False, True)}
+        self.learnt = {drawn: [AcceptanceByPosition(prior=prior) for prior in VOTED_PRIORS] for drawn in (False, True)}
         self.learnt_own = {
             drawn: [AcceptanceByPosition(prior=prior) for prior in TEXT_PRIORS] for drawn in (False, True)
         }
@@ -407,6 +406,17 @@ def _linked(heads: NDArray[np.uint32], slots: NDArray[np.int64], buckets: NDArra
 # ----------------------------------------------------------------------------------------------------------------------
 # What a session sees of its scope's texts.
 
+# Continuations are told apart by order, and by how many of VOTES occurrences have their first token. P(accept) of each
+# before anything was seen: what a match of that length has where all agree, times that share.
+VOTED_PRIORS = tuple(
+    TEXT_PRIORS[MATCH_LENGTHS.index(order)] * votes / VOTES for order in SHARED_ORDERS for votes in range(1, VOTES + 1)
+)
+
+
+def share_class(share: float) -> int:
+    """One of VOTES classes of shares: above 0, 1 / VOTES, ..."""
+    return max(0, ceil(VOTES * share) - 1)
+
 
 def voted(occurrences: Sequence[Occurrence], most: int) -> tuple[tuple[int, ...], float]:
     """The likeliest `most` tokens behind some occurrences, and the share of them that has the first one.
@@ -491,8 +501,7 @@ class SharedIndex:
             return None
         votes = occurrences if order else self._in_place(occurrences)
         tokens, share = voted(votes, most)
-        sure = bisect_right(AGREEING_SHARES, share) + (share == 1.0 and len(votes) > 1)
-        return Found(tokens, order * (len(AGREEING_SHARES) + 2) + sure)
+        return Found(tokens, order * VOTES + share_class(share))
 
     def _in_place(self, occurrences: list[Occurrence]) -> list[Occurrence]:
         """Those at this text's own position, else all: where a request is repeated with its seed, noise is the same."""

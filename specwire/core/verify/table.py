@@ -8,7 +8,6 @@ it holds the most frequent next token and its share; a context that is not there
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,19 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.tunables import (
-    LEAST_PATH_SHARE,
-    MOST_TABLE_TOKENS,
-    SHARED_PRIORS,
-    TABLE_PRIORS,
-)
+from specwire.core.policy.tunables import LEAST_PATH_SHARE, MOST_TABLE_TOKENS, VOTES
 from specwire.core.text import MASK
-from specwire.core.verify.shared_texts import HASH_BASE, HASH_SPREAD, ScopeTexts, SharedIndex
+from specwire.core.verify.shared_texts import HASH_BASE, HASH_SPREAD, VOTED_PRIORS, ScopeTexts, SharedIndex, share_class
 from specwire.core.verify.text_sources import Found, NgramSource
 
 LEAST_ORDER, MOST_ORDER = 2, 5
 SHARE_UNITS = 255
-SHARES = tuple(TABLE_PRIORS)
+# Its proposals are told apart by order and by the share of their first token; P(accept) before anything was seen is
+# that share.
+SHARE_PRIORS = tuple([(known + 0.5) / VOTES for known in range(VOTES)])
 # Contexts whose hashes begin alike, which are gone through one by one at each look: of random ones a handful do.
 MOST_ALIKE = 256
 # Kinds of a level's arrays.
@@ -199,7 +195,7 @@ class TableIndex:
         tokens, order, share = self._table.following(self._tokens, min(most, MOST_TABLE_TOKENS))
         if not tokens or max(tokens) >= self._vocabulary:
             return None
-        return Found(tokens, (order - LEAST_ORDER) * len(TABLE_PRIORS) + bisect_right(SHARES, share) - 1)
+        return Found(tokens, (order - LEAST_ORDER) * VOTES + share_class(share))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -218,9 +214,9 @@ class KnownTexts:
         """For a session with this text, which grows. What it learns of them no other session is told."""
         found = []
         if self.references is not None:
-            found.append(NgramSource(text, index=SharedIndex(self.references, text), priors=SHARED_PRIORS))
+            found.append(NgramSource(text, index=SharedIndex(self.references, text), priors=VOTED_PRIORS))
         if self.table is not None:
-            priors = tuple(TABLE_PRIORS.values()) * (self.table.order - LEAST_ORDER + 1)
+            priors = SHARE_PRIORS * (self.table.order - LEAST_ORDER + 1)
             found.append(NgramSource(text, index=TableIndex(self.table, text, self.vocabulary), priors=priors))
         return found
 

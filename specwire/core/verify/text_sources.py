@@ -14,7 +14,6 @@ from specwire.core.policy.tunables import (
     MATCH_LENGTHS,
     MOST_NGRAM,
     OCCURRENCES,
-    PREDICTION_PRIORS,
     READ_AT_ONCE,
     TEXT_PRIORS,
 )
@@ -72,28 +71,29 @@ class Found(NamedTuple):
 
 
 class NgramIndex:
-    """An index over `tokens`, a text that grows at its end and belongs to the caller.
+    """Where the last tokens of `text`, which grows and belongs to the caller, stood before: in itself, or in `source`.
 
-    Invariant: every n-gram that ends before position `done` is indexed, and done < len(tokens): the text's own end is
-    no earlier occurrence of itself.
+    Invariant: every n-gram that ends before position `done` of the source is indexed, and done < len(source): behind an
+    occurrence something follows, and the text's own end is no earlier occurrence of itself.
     """
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens = tokens
+    def __init__(self, text: Sequence[int], source: Sequence[int] | None = None) -> None:
+        self._text = text
+        self._source, self._own = (text, True) if source is None else (source, False)
         self._lengths = [Occurrences(n) for n in range(MOST_NGRAM, LEAST_NGRAM - 1, -1)]
         self.done = 0
 
     @property
     def complete(self) -> bool:
-        return self.done >= len(self._tokens) - 1
+        return self.done >= len(self._source) - 1
 
     def read(self, most: int = READ_AT_ONCE) -> None:
         """Take in up to `most` more tokens."""
-        until = min(self.done + most, len(self._tokens) - 1)
+        until = min(self.done + most, len(self._source) - 1)
         if until > self.done:
             self.done = until
             for occurrences in self._lengths:
-                occurrences.read(self._tokens, until)
+                occurrences.read(self._source, until)
 
     def match(self) -> Match | None:
         """Where the text's end occurred before, as far as it was read: the longest n-gram that did.
@@ -101,9 +101,9 @@ class NgramIndex:
         Of the last OCCURRENCES of MOST_NGRAM tokens the one that agrees farthest to the left; of equals, the latest.
         """
         for occurrences in self._lengths:
-            if len(self._tokens) <= occurrences.n:
+            if len(self._text) < occurrences.n:
                 continue
-            ends = occurrences.find(self._tokens, OCCURRENCES if occurrences.n == MOST_NGRAM else 1)
+            ends = occurrences.find(self._text, OCCURRENCES if occurrences.n == MOST_NGRAM else 1)
             if ends:
                 return self._farthest(ends, occurrences.n)
         return None
@@ -113,12 +113,12 @@ class NgramIndex:
         first, *others = ends
         if n < MOST_NGRAM:
             return Match(first, n)
-        tokens, here = self._tokens, len(self._tokens)
+        source, text, here = self._source, self._text, len(self._text)
         best, length = first, self._extended(first, n)
         for end in others:
-            if length >= REACH:
+            if length >= min(here, REACH):
                 break
-            if end > length and tokens[end - 1 - length] == tokens[here - 1 - length]:
+            if end > length and source[end - 1 - length] == text[here - 1 - length]:
                 found = self._extended(end, n)
                 if found > length:
                     best, length = end, found
@@ -126,10 +126,11 @@ class NgramIndex:
 
     def _extended(self, end: int, length: int) -> int:
         """How many tokens before `end` equal the text's last ones, given that `length` do."""
-        tokens, here, most = self._tokens, len(self._tokens), min(end, REACH)
-        if tokens[end - most : end] == tokens[here - most : here]:
+        source, text, here = self._source, self._text, len(self._text)
+        most = min(end, here, REACH)
+        if source[end - most : end] == text[here - most : here]:
             return most
-        while length < most and tokens[end - 1 - length] == tokens[here - 1 - length]:
+        while length < most and source[end - 1 - length] == text[here - 1 - length]:
             length += 1
         return length
 
@@ -140,21 +141,19 @@ class NgramIndex:
         """Nothing will be looked up any more."""
 
     def find(self, most: int) -> Found | None:
-        """`most` tokens that may follow the text, by length of the match; None without one."""
+        """At most `most` tokens that may follow the text, by length of the match; None without one."""
         match = self.match()
-        return None if match is None else Found(self.following(match, most), _by_length(match))
+        if match is None:
+            return None
+        return Found(self.following(match, most), bisect_right(MATCH_LENGTHS, match.length) - 1)
 
     def following(self, match: Match, most: int) -> tuple[int, ...]:
-        """`most` tokens from `match.end` on; where the text ends, the copy goes on from its own beginning."""
-        tokens = list(self._tokens[match.end : match.end + most])
-        period = len(self._tokens) - match.end
-        while len(tokens) < most:
+        """The tokens from `match.end` on; where the text itself ends, the copy goes on from its own beginning."""
+        tokens = list(self._source[match.end : match.end + most])
+        period = len(self._source) - match.end
+        while self._own and len(tokens) < most:
             tokens.append(tokens[-period])
         return tuple(tokens)
-
-
-def _by_length(match: Match) -> int:
-    return bisect_right(MATCH_LENGTHS, match.length) - 1
 
 
 class Index(Protocol):
@@ -242,78 +241,13 @@ class NgramSource:
             self._followed = None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Proposals from what the client says the output may look like: the old version of a text that is to be edited, say.
-#
-# The prediction is looked up as the text itself is (`NgramIndex`, above): what follows the text's last
-# tokens there may follow them here, too. So it goes on behind a place where the two differ as soon as a few tokens
-# agree again. Before the output's first token the prompt's end must be found: a copy of it stands before the
-# prediction.
-
-
-class PredictionIndex:
-    """Where the last tokens of `text`, which grows and belongs to the caller, stand in the prediction.
-
-    Args:
-        before: what the output goes on behind, the prompt.
-    """
-
-    def __init__(self, text: Sequence[int], before: Sequence[int], prediction: Sequence[int]) -> None:
-        self._text = text
-        self._source = [*before[-REACH:], *prediction]
-        self._lengths = [Occurrences(n) for n in range(MOST_NGRAM, LEAST_NGRAM - 1, -1)]
-        self.done = 0
-
-    @property
-    def complete(self) -> bool:
-        return self.done >= len(self._source)
-
-    def read(self, most: int = READ_AT_ONCE) -> None:
-        """Take in up to `most` more tokens."""
-        until = min(self.done + most, len(self._source))
-        if until > self.done:
-            self.done = until
-            for occurrences in self._lengths:
-                occurrences.read(self._source, until)
-
-    def grew(self) -> None:
-        """The text is longer; what was predicted stays."""
-
-    def ended(self) -> None:
-        """See NgramIndex."""
-
-    def find(self, most: int) -> Found | None:
-        """See NgramIndex."""
-        match = self.match()
-        return None if match is None else Found(self.following(match, most), _by_length(match))
-
-    def match(self) -> Match | None:
-        """The occurrence that agrees farthest to the left; of equals, the latest. None where nothing would follow."""
-        for occurrences in self._lengths:
-            if len(self._text) >= occurrences.n:
-                ends = occurrences.find(self._text, OCCURRENCES)
-                following = [end for end in ends if end < len(self._source)]
-                if following:
-                    return max((Match(end, self._agreeing(end)) for end in following), key=lambda match: match.length)
-        return None
-
-    def _agreeing(self, end: int) -> int:
-        """How many tokens before `end` equal the text's last ones, up to REACH."""
-        here, length = len(self._text), 0
-        most = min(end, here, REACH)
-        while length < most and self._source[end - 1 - length] == self._text[here - 1 - length]:
-            length += 1
-        return length
-
-    def following(self, match: Match, most: int) -> tuple[int, ...]:
-        """The tokens from `match.end` on, at most `most`."""
-        return tuple(self._source[match.end : match.end + most])
-
-
 class TextSource:
     """A session's own guesses: from its prediction, its text, or what `others` know, whichever promises most.
 
-    Of equals the first counts, in this order.
+    Of equals the first counts, in this order. The prediction is what the client says the output may look like, the old
+    version of a text that is to be edited, say: what follows the text's last tokens there may follow them here, too. So
+    it goes on behind a place where the two differ as soon as a few tokens agree again. Before the output's first token
+    the prompt's end must be found: a copy of it stands before the prediction.
 
     Args: see NgramSource; prompt_length: of `tokens`, those that are the prompt. others: further sources of guesses.
         own: False leaves the session's text and its prediction out, and needs others. learnt: of the tenant's other
@@ -334,8 +268,8 @@ class TextSource:
     ) -> None:
         self.sources = [NgramSource(tokens, most, learnt=learnt), *others] if own else list(others)
         if own and prediction:
-            index = PredictionIndex(tokens, tokens[:prompt_length], prediction)
-            self.sources.insert(0, NgramSource(tokens, most, index, PREDICTION_PRIORS, SourceKind.PREDICTION))
+            index = NgramIndex(tokens, [*tokens[:prompt_length][-REACH:], *prediction])
+            self.sources.insert(0, NgramSource(tokens, most, index, kind=SourceKind.PREDICTION))
         self.guess: Guess | None = None
 
     def look(self) -> Guess | None:

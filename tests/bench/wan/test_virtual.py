@@ -9,7 +9,7 @@ from bench.wan.cells import CORNERS, SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, measured_in, orchestration
 from bench.wan.emulated import software_of
 from bench.wan.virtual import Software, as_simulated, expect, expect_all
-from specwire.core.policy.drafters import parse_plan
+from specwire.core.messages import parse_plan
 
 TOKENS = 64
 
