@@ -157,14 +157,6 @@ def test_a_window_may_pay_beyond_widths_that_do_not(rate: float) -> None:
     assert share.window == 4
 
 
-def test_a_guess_that_does_not_gain_enough_is_in_no_chain_s_way() -> None:
-    """Together they gain less than 2 %, the chain alone what a chain must: anything."""
-    V = {2: 1000.0, 3: 1300.0, 4: 1700.0}
-    guess, chained = guessing(0.64, tokens=1), candidate(1, drafted=1, rate=0.62)
-    windows = [share.window for share in schedule([guess, chained], 0.0, lambda rows: V.get(rows, 9e9)).shares]
-    assert windows == [0, 1]
-
-
 def test_nobody_is_given_a_window_that_it_could_not_be_charged_for() -> None:
     """It is charged for its part of all windows, the dear last rows among them."""
 

@@ -22,7 +22,7 @@ from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.drafters import PlannedStep
-from specwire.core.policy.windows import Share, StepCandidate, least_charge_us, longest_rest, schedule
+from specwire.core.policy.windows import Share, StepCandidate, least_row_us, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -328,7 +328,7 @@ class Engine:
             step = DraftedStep(decoding, prompts, V, plain_us, batch_us, self.costs.pace(1))
             drafting.draft(step, self._now_us, self.tell)
             self._pauses.drafted_us += self._now_us() - began_us
-        return batch_us, least_charge_us(1, len(decoding), V) if decoding else 0.0
+        return batch_us, least_row_us(len(decoding), V) if decoding else 0.0
 
     # Commands and reports
 

@@ -19,7 +19,7 @@ from specwire.core.policy.tunables import (
     READ_AT,
     RISKED_SHARE,
 )
-from specwire.core.policy.windows import least_charge_us
+from specwire.core.policy.windows import least_row_us
 from specwire.core.verify.session import VerifySession
 from specwire.core.verify.text_sources import HeadSource
 from verify_service.engine.batch import ShortOfMemory, detect_out_of_memory
@@ -306,7 +306,7 @@ class HeadDrafting:
             return True
         # A guess that its ledger does not bear is none.
         spare_us = session.ledger.spare_us(step.plain_us) - held.running.waited_us
-        bears = spare_us >= least_charge_us(1, len(step.decoding), step.V)
+        bears = spare_us >= least_row_us(len(step.decoding), step.V)
         guess = session.ngram.look() if bears else None
         guessed = () if guess is None else guess.acceptance.rates(min(len(guess.tokens), session.room - 1))
         rates = asked.source.acceptance.rates(self._depth.most)

@@ -52,7 +52,6 @@ from specwire.core.policy.tunables import (
     CHUNK_SHARE,
     ENOUGH,
     ENOUGH_COMPARED,
-    LEAST_ADVANTAGE,
     LEAST_GAIN,
     LEAST_STREAM_GAIN,
     LEAST_TIMING_US,
@@ -405,7 +404,7 @@ class DrafterPacing:
         if now and speeds[best] < LEAST_GAIN * speeds[now]:
             best = now
         gain = speeds[best] / speeds[0]
-        pays = gain >= (LEAST_GAIN if now else LEAST_ADVANTAGE) and known.ignored < ENOUGH
+        pays = gain >= LEAST_GAIN and known.ignored < ENOUGH
         known.window = best if pays else 0
         if not pays:
             return self._try_or_off(step)

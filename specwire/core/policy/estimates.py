@@ -277,16 +277,6 @@ def waiting_rate(live: LiveChain, rates: Sequence[float], agreement: float, firs
     return (expected_tokens(rates, chunk) + survives * live.tokens) / (first_us + survives * live.time_us)
 
 
-def worth_waiting(
-    decided_now: float, gained: float, forward_now_us: float, forward_then_us: float, wait_us: float
-) -> bool:
-    """Whether to wait `wait_us` for proposals that raise the step's expected tokens by `gained`.
-
-    (B + g) / (V(m + n) + w) > B / V(m), docs/HOW_IT_WORKS.md.
-    """
-    return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
-
-
 def affordable(cost: float, since: float) -> bool:
     """Whether what does not pay may be tried again, so long `since` the last time, to see whether it would by now.
 

@@ -18,7 +18,7 @@ from specwire.core.policy.estimates import (
 )
 from specwire.core.policy.tunables import (
     LEAST_BEHIND,
-    LEAST_GUESS_GAIN,
+    LEAST_GAIN,
     LET_BE,
     MOST_HEAD_DEPTH,
     READ_FOR,
@@ -138,7 +138,7 @@ class HeadDepth:
         sessions, tapped_us = len(rates), self.tapped_us(decoding)
         decided = [list(accumulate(each[: self.most], mul)) for each in rates]
         tokens = float(decoding)
-        best, best_rate = 0, LEAST_GUESS_GAIN * decoding / V(decoding)
+        best, best_rate = 0, LEAST_GAIN * decoding / V(decoding)
         for depth in range(1, self.most + 1):
             tokens += sum(each[depth - 1] for each in decided)
             rate = tokens / (V(decoding + depth * sessions) + tapped_us + self.drafting_us(sessions, depth))
@@ -246,7 +246,7 @@ class HeadDepth:
         """Whether so deep a draft pays, for `sessions` like the one that has these `rates`."""
         tokens: float = decoding + sessions * sum(accumulate(rates[:depth], mul))
         time_us = V(decoding + depth * sessions) + self.tapped_us(decoding) + self.drafting_us(sessions, depth)
-        least_rate = LEAST_GUESS_GAIN * decoding / V(decoding)
+        least_rate = LEAST_GAIN * decoding / V(decoding)
         return tokens > least_rate * time_us
 
 
