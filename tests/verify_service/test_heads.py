@@ -100,7 +100,7 @@ def test_the_text_is_the_target_s_under_every_proposal_of_three_ids(sampling: Sa
     whole = [oracle(lm, (*PROMPT_OF_FEW, handle), LENGTH, sampling) for handle in range(3)]
     for proposal in product(range(3), repeat=3):
         heads = ScriptedHeads(lambda _tokens, says=proposal: list(says))  # type: ignore[misc]  # bound here
-        rig = Rig(spec, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+        rig = Rig(spec, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
         for handle in range(3):
             rig.open(handle, (*PROMPT_OF_FEW, handle), sampling=sampling)
         rig.run()
@@ -435,7 +435,7 @@ def test_a_head_drafts_where_the_ledger_bears_no_row_of_the_text_s_guess(of_a_ro
     assert source is not None
     while session.ngram is None or session.ngram.look() is None:
         rig.step()
-    held.looks()
+    held.looked = True
     costs, plain_us = rig.engine.costs, rig.engine.costs.plain(1)
     session.ledger.head_us = 0.0
     session.ledger.balance_us += session.ledger.spare_us(plain_us) - of_a_row * (costs.of(1)(2) - plain_us)

@@ -22,7 +22,7 @@ from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.drafters import PlannedStep
-from specwire.core.policy.windows import Share, StepCandidate, least_row_us, longest_rest, schedule
+from specwire.core.policy.windows import Lookout, Searchable, Share, StepCandidate, least_row_us, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -222,6 +222,7 @@ class Engine:
         self._patient = patient
         self._pauses = Pauses(now_us())
         self._limits = StepLimits()
+        self._lookout = Lookout()
         self._turns = PromptTurns() if shares is None else PromptTurns(shares.weight)
         self._sharing = None if shares is None else StepSharing(shares, costs, self.roster, lm, now_us)
         self._scorer = Scorer(lm, sampler, self.sessions, self._sharing)
@@ -274,9 +275,10 @@ class Engine:
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
         if plan.shares:
             shares = [(share, runnable[share.slot]) for share in plan.shares]
-            longest = longest_rest(len(shares), self.costs.plain(len(shares)))
             for share, held in shares:
-                held.lookout.planned(share, held.looked, longest)
+                if share.decides and held.looked:
+                    used = share.window > 0 and share.kind in (SourceKind.NGRAM, SourceKind.PREDICTION)
+                    held.looks_in_vain = 0 if used else held.looks_in_vain + 1
             self._compute(shares)
         scoring = self._scorer.turn(idle=not plan.shares) if self._scorer.jobs else None
         if scoring is not None:
@@ -286,13 +288,20 @@ class Engine:
         return None if plan.shares or self.sessions.references.waiting else Rest(self._next_us(late))
 
     def _runnable(self, ready: Sequence[Held]) -> dict[int, Held]:
-        """By slot those whose constraints have answered, each looked at for whether it is searched for guesses."""
+        """By slot those whose constraints have answered; it is noted of each whether it is searched for guesses."""
         runnable: dict[int, Held] = {}
         for held in ready:
             with self.sessions.containing(held):
                 if held.session.heard():
-                    held.looks()
                     runnable[held.slot] = held
+        known = [
+            Searchable(slot, held.looks_in_vain, ngram.right_since)
+            for slot, held in runnable.items()
+            if (ngram := held.session.ngram) is not None
+        ]
+        searched = self._lookout.searched(known, self.costs.plain(len(runnable))) if known else ()
+        for slot, held in runnable.items():
+            held.looked = slot in searched
         return runnable
 
     def _shown(

@@ -19,7 +19,6 @@ from specwire.core.model import ModelLost, SlotModel, out_of_memory
 from specwire.core.policy.drafters import LearntDrafters
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance
-from specwire.core.policy.windows import LearntRests, Lookout
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.references import ReferenceRoom, References
@@ -83,7 +82,7 @@ class SessionManager:
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
         self._ngram, self._head = ngram, HeadAcceptance() if head else None
-        self._rests, self.drafters = LearntRests(lm.slots), LearntDrafters()
+        self.drafters = LearntDrafters()
         # When the last forward began and ended.
         self.forward_us = (0.0, 0.0)
         self._now_us = now_us
@@ -301,7 +300,6 @@ class SessionManager:
             NO_SLOT,
             opening.prompt_length,
             RunningSession(session, self._now_us()),
-            Lookout(self._rests.of(opening.scope, opening.shared, opening.sampling.temperature > 0.0)),
             opening.deadline_us,
             scope=opening.scope,
             priority=opening.priority,

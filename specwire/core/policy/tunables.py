@@ -104,10 +104,11 @@ LEAST_READ = 64
 # Share of what a session's ledger may still lose that one draft of a head and its window may risk.
 RISKED_SHARE = 0.33
 # Microseconds of forwards for each look for guesses that no plan uses: a look takes 100 to 200 beside forwards, so
-# these take up to 1 % of the time. One in each step for each of 16 sessions cost a batch some per cent (LOG); with half
-# as many as this, crowds with n-grams lost up to 7 % (sweep).
-LOOK_EVERY_US = 2e4
-# Tokens that went on as the last guess said, behind which a look is due all the same.
+# these take about 1 % of the time. One in each step for each of 16 sessions cost a batch some per cent (LOG); with half
+# as many as this, crowds with n-grams lost up to 10 % (simulated cells).
+LOOK_EVERY_US = 1.5e4
+# Looks in vain, in a row, behind which a text is searched only in turn; and tokens that went on as the last guess said,
+# behind which it is searched all the same.
 REPEATING = 4
 
 # ----------------------------------------------------------------------------------------------------------------------

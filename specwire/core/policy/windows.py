@@ -358,92 +358,42 @@ def _testable(candidate: StepCandidate) -> Iterator[WindowPiece]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How often a session of a batch is searched for guesses: a look-up takes time, whether its guess is used or not. Pure.
+# Whose texts are searched for guesses: a look-up takes time, whether its guess is used or not, and where a text repeats
+# little, or rows are dear, hardly any guess pays. Pure.
 
 
-def longest_rest(sessions: int, plain_us: float) -> int:
-    """Plans without a look between two, so that looks in vain come no more often than every LOOK_EVERY_US."""
-    return math.ceil(sessions * LOOK_EVERY_US / plain_us)
-
-
-@dataclass(slots=True)
-class LearntRest:
-    """in_vain: looks in a row that led to nothing, as a new session takes them to lie behind it."""
-
-    in_vain: int = 0
-
-
-class LearntRests:
-    """What sessions learnt, by cache scope: a tenant's texts must not show in how soon another's are searched.
-
-    Sessions that keep their texts to themselves, and those that are drawn by noise, which repeat less, are apart.
-
-    Args:
-        most: scopes that are remembered; the least recently used is forgotten.
+class Searchable(NamedTuple):
+    """A session whose text may be searched. in_vain: its last looks, in a row, whose guesses were in no window.
+    right_since: tokens that were as the last guess said, since the last look.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._scopes: dict[bytes, dict[tuple[bool, bool], LearntRest]] = {}
-
-    def of(self, scope: bytes, shared: bool, drawn: bool) -> LearntRest:
-        """For a new session; nothing was learnt before it where it has no scope."""
-        if not scope:
-            return LearntRest()
-        rests = self._scopes[scope] = self._scopes.pop(scope, {})  # the last one is the most recently used
-        if len(self._scopes) > self._most:
-            del self._scopes[next(iter(self._scopes))]
-        return rests.setdefault((shared, drawn), LearntRest())
+    slot: int
+    in_vain: int
+    right_since: int
 
 
 class Lookout:
-    """Remembers whether a session's guesses were worth a window lately.
-
-    Where a text repeats little, or rows beyond one for each session are expensive, hardly any guess pays, and a look
-    for each session in each step costs a batch some per cent. One whose text has gone on as the last guess said is
-    searched all the same: it has begun to repeat.
-
-    learnt: what the sessions before this one came to, where it begins, and which it changes.
+    """Each step searches the sessions one of whose last guesses was used, or whose last one is still right: the text
+    has begun to repeat. Of the others it searches one for each LOOK_EVERY_US, in turn.
     """
 
-    def __init__(self, learnt: LearntRest) -> None:
-        self._learnt = learnt
-        self._in_vain, self._rest = learnt.in_vain, 0
-        self._repeating = REPEATING
+    def __init__(self) -> None:
+        self._due_us = 0.0
+        self._last = -1
 
-    @property
-    def rests(self) -> bool:
-        return self._rest > 0
+    def searched(self, sessions: Sequence[Searchable], plain_us: float) -> set[int]:
+        """Slots of those that the next step searches. plain_us: of a step of all of them."""
+        found = {each.slot for each in sessions if each.in_vain < REPEATING or each.right_since >= REPEATING}
+        others = sorted((each.slot for each in sessions if each.slot not in found), key=self._turn)
+        self._due_us = min(self._due_us + plain_us, len(others) * LOOK_EVERY_US)
+        for slot in others[: int(self._due_us // LOOK_EVERY_US)]:
+            self._due_us -= LOOK_EVERY_US
+            self._last = slot
+            found.add(slot)
+        return found
 
-    def looks(self, right_since: int = 0) -> bool:
-        """Whether to look for a guess for the next plan; called once a plan.
-
-        right_since: tokens that were as the last guess said, since the last look.
-        """
-        if self._rest == 0:
-            return True
-        self._rest -= 1
-        if right_since < self._repeating:
-            return False
-        self._repeating *= 2  # what repeats, and still does not pay, is looked at ever later
-        return True
-
-    def planned(self, share: Share, looked: bool, longest: int) -> None:
-        """Note the session's part of a planned step. Chunks of a prompt take no guess, however good.
-
-        longest: see `longest_rest`.
-        """
-        if not (share.decides and looked):
-            return
-        if share.window and share.kind in (SourceKind.NGRAM, SourceKind.PREDICTION):
-            self._in_vain, self._rest, self._repeating = self._in_vain // 2, 0, REPEATING
-            self._learnt.in_vain = max(0, self._learnt.in_vain - 1)
-            return
-        self._rest = min(longest, (1 << self._in_vain) // 2)
-        if self._rest < longest:
-            self._in_vain += 1
-        if self._in_vain > self._learnt.in_vain:
-            self._learnt.in_vain += 1
+    def _turn(self, slot: int) -> tuple[bool, int]:
+        return slot <= self._last, slot
 
 
 # ----------------------------------------------------------------------------------------------------------------------
