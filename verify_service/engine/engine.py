@@ -267,7 +267,7 @@ class Engine:
         candidates = self._turns.ordered(shown, runnable)
         decoding = sum(each.uncached == 1 for each in candidates)
         V = self.costs.of(decoding)
-        most_rows = decoding if self.costs.doubtful(decoding) else self._limits.most_rows
+        most_rows = decoding if self.costs.plain_due(decoding) else self._limits.most_rows
         plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, most_rows)
         self.tell()
         if plan.wait_until_us is not None and not (self._scorer.jobs and self._scorer.turn(idle=False)):
@@ -331,8 +331,7 @@ class Engine:
         decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
         prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
         batch_us, V = self.costs.plain(max(1, len(decoding))), self.costs.of(len(decoding))
-        doubtful = self.costs.doubtful(len(decoding))
-        if runnable and drafting.works and not doubtful:
+        if runnable and drafting.works and not self.costs.plain_due(len(decoding)):
             began_us = self._now_us()
             step = DraftedStep(decoding, prompts, V, plain_us, batch_us, self.costs.pace(1))
             drafting.draft(step, self._now_us, self.tell)
@@ -524,10 +523,10 @@ class Engine:
         # The time that features take counts as the head's: plain decoding would not have kept any, nor other windows.
         tapped_us = 0.0 if self._drafting is None else min(timings.forward_us, self._drafting.tapped_us(len(parts)))
         forward_us = timings.forward_us - tapped_us
-        unexpected_us = self.costs.unexpected_us(len(parts), timings.rows, forward_us + timings.gap_us)
         disturbed_us = self._disturbed_us(parts, timings, forward_us, disturbing)
         plain_us = self._learn(parts, timings, forward_us, len(disturbing) > 0)
         windows = sum(part.share.window for part in parts)
+        windows_us = self.costs.windows_us(len(parts), len(parts) + windows)
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
                 continue
@@ -535,8 +534,7 @@ class Engine:
             report.timings = timings
             charged = part_of(part.share.window, windows, len(parts))
             head = part.share.kind is SourceKind.HEAD
-            uncharged_us = unexpected_us + tapped_us
-            charge = StepCharge(plain_us, timings.waited_us, charged, uncharged_us, head, len(parts), disturbed_us)
+            charge = StepCharge(plain_us, timings.waited_us, charged, windows_us, head, len(parts), disturbed_us)
             with self.sessions.containing(part.held):
                 self._decide_one(part, choice, part.share.slot in failed, report, charge)
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from specwire.core.policy.estimates import ForwardTimes, interpolated, smoothed, typical
 from specwire.core.policy.tunables import (
-    DOUBTED_AFTER,
-    FORGOTTEN_AFTER,
+    COMPARE_EVERY,
+    CONFIRM_EVERY,
     GUESSED_SHARE,
     LEAST_SEEN,
     LEAST_TIMING_US,
@@ -20,10 +20,8 @@ from specwire.core.policy.tunables import (
     MEANT_OVER,
     OUTLIER,
     PACE_WEIGHT,
-    PLAIN_PACE_WEIGHT,
     SEEN_STEPS,
     SLACK_DEVIATIONS,
-    STEP_OUTLIER,
     TIMING_WEIGHT,
     TOLERATED_SHARE,
     TOLERATED_STEPS,
@@ -67,80 +65,43 @@ class BatchTimes:
         return interpolated({1: 0.0, **added}, sessions)
 
 
-class WiderSteps:
+class PacedSteps:
     """What steps of about so many sessions take now, against what was measured at start.
 
     A machine that others share may be twice as slow a second later, with all that it computes. So `pace` tells how many
-    times as long as measured a plain step takes now, software included; and a window counts by how many times as long
-    as measured it took beside a plain step, where one follows the other: by the median of the last SEEN_STEPS pairs,
-    since either may have met something else on the machine. What does not run is soon thought to be as it was measured
-    again: what was too dear once would never be tried.
-
-    Widths are rows for each session, in quarters.
+    times as long as measured a plain step takes now, software included. Steps with windows tell nothing of that: they
+    may be longer for their windows. What these take shows beside a plain step, where one follows the other: by `ratio`,
+    the median of the last SEEN_STEPS pairs, since either step may have met something else on the machine.
     """
 
     def __init__(self, pace: float = 1.0) -> None:
         self.pace = pace
-        self._seen: dict[float, deque[float]] = {}
-        self._known: dict[float, float] = {}
-        self._unseen = 0
-        # Width of the last step, and the pace that it showed. Likewise the last plain one's, and steps since.
-        self._last: tuple[float, float] | None = None
-        self._confirmed, self._since = pace, 0
-
-    def factor(self, width: float) -> float:
-        """Times as long as measured that steps of this width take beside plain ones; below the least seen, 1."""
-        known = self._known
-        return interpolated(known, width) if known and width >= next(iter(known)) else 1.0
+        self.ratio = 1.0
+        self._pairs: deque[float] = deque(maxlen=SEEN_STEPS)
+        # Whether the last step was plain, and how many times as long as measured it took; steps since a plain one.
+        self._last: tuple[bool, float] | None = None
+        self._since = 0
 
     @property
-    def narrowest(self) -> float:
-        """The least width beyond a plain step's that was seen often enough; infinite if none was."""
-        return next(iter(self._known), math.inf)
+    def plain_due(self) -> bool:
+        """Whether the next step should be a plain one, to show what the machine is like, and what windows take."""
+        return self._since >= (CONFIRM_EVERY if len(self._pairs) >= LEAST_SEEN else COMPARE_EVERY)
 
-    def observe(self, width: float, taken: float) -> None:
-        """A step took so many times as long as it was measured. A single slow one moves the pace little."""
-        plain = width == 1.0
-        shown = min(max(taken / self.factor(width), self.pace / OUTLIER), self.pace * OUTLIER)
-        self.pace *= (shown / self.pace) ** (PLAIN_PACE_WEIGHT if plain else PACE_WEIGHT)
-        last, self._last = self._last, (width, taken)
-        self._since += 1
+    def observe(self, plain: bool, taken: float) -> None:
+        """A step took so many times as long as it was measured. A single slow one counts for little."""
         if plain:
-            self._confirmed, self._since = shown, 0
-            self._forget()
-        if last is not None and plain != (last[0] == 1.0):
-            self._note(*((last[0], last[1] / taken) if plain else (width, taken / last[1])))
+            shown = min(max(taken, self.pace / OUTLIER), self.pace * OUTLIER)
+            self.pace *= (shown / self.pace) ** PACE_WEIGHT
+        last, self._last = self._last, (plain, taken)
+        self._since = 0 if plain else self._since + 1
+        if last is not None and last[0] is not plain:
+            self._pairs.append(last[1] / taken if plain else taken / last[1])
+            if len(self._pairs) >= LEAST_SEEN:
+                self.ratio = typical(self._pairs)
 
     def interrupted(self) -> None:
         """What comes next does not follow the last step."""
-        self._last = None
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether a plain step should show if the machine has changed, or what windows cost: windows alone cannot tell.
-
-        Two are asked for, of which the first may be slow for what the window left behind.
-        """
-        changed = not 1 / STEP_OUTLIER < self.pace / self._confirmed < STEP_OUTLIER
-        return changed and self._since >= DOUBTED_AFTER
-
-    def _note(self, width: float, taken: float) -> None:
-        self._seen.setdefault(width, deque(maxlen=SEEN_STEPS)).append(taken)
-        self._refine()
-
-    def _forget(self) -> None:
-        """Of a plain step: now and then one step of each width is forgotten."""
-        self._unseen += 1
-        if self._unseen >= FORGOTTEN_AFTER and self._seen:
-            self._unseen = 0
-            for width, taken in list(self._seen.items()):
-                taken.popleft()
-                if not taken:
-                    del self._seen[width]
-            self._refine()
-
-    def _refine(self) -> None:
-        self._known = {width: typical(taken) for width, taken in sorted(self._seen.items()) if len(taken) >= LEAST_SEEN}
+        self._last, self._since = None, 0
 
 
 class StepCosts:
@@ -155,25 +116,22 @@ class StepCosts:
         self.forward = forward
         self._measured = BatchTimes(forward, batches or {})
         # By the number of sessions up to a power of two.
-        self._sizes: dict[int, WiderSteps] = {}
+        self._sizes: dict[int, PacedSteps] = {}
 
     def of(self, sessions: int) -> Callable[[int], float]:
         """A function from a step's rows, over all `sessions`, to its time. For one plan.
 
-        A window takes no less than the plain step, nor more than plain steps for all its rows, or than a wider one that
-        was seen.
+        A step with windows takes no less than the plain step, nor more than plain steps for all its rows.
         """
         sessions = max(1, sessions)
         seen, measured = self._of(sessions), self._measured
         plain_us = measured.at(sessions, sessions)
-        least_seen = sessions * seen.narrowest
-        most_us = seen.factor(seen.narrowest) * measured.at(sessions, least_seen) if least_seen < math.inf else math.inf
 
         def step_us(rows: int) -> float:
             if rows <= sessions:
                 return seen.pace * plain_us
-            us = min(measured.at(sessions, rows) * seen.factor(rows / sessions), plain_us * math.ceil(rows / sessions))
-            return seen.pace * max(plain_us, min(us, most_us) if rows < least_seen else us)
+            us = max(plain_us, measured.at(sessions, rows) * seen.ratio)
+            return seen.pace * min(us, plain_us * math.ceil(rows / sessions))
 
         return cache(step_us)
 
@@ -185,17 +143,17 @@ class StepCosts:
         """How many times as long as measured at start plain steps take now."""
         return self._of(sessions).pace
 
-    def doubtful(self, sessions: int) -> bool:
-        """See WiderSteps."""
-        return self._of(sessions).doubtful
+    def plain_due(self, sessions: int) -> bool:
+        """See PacedSteps."""
+        return self._of(sessions).plain_due
 
-    def _of(self, sessions: int) -> WiderSteps:
+    def _of(self, sessions: int) -> PacedSteps:
         """One of a new size is as slow as the machine was with the size next to it."""
         size = sessions.bit_length()
         known = self._sizes.get(size)
         if known is None:
             near = min(self._sizes, key=lambda other: abs(other - size), default=None)
-            known = self._sizes[size] = WiderSteps(1.0 if near is None else self._sizes[near].pace)
+            known = self._sizes[size] = PacedSteps(1.0 if near is None else self._sizes[near].pace)
         return known
 
     def observe(self, sessions: int, rows: int, forward_us: float, around_us: float, waited: bool) -> float | None:
@@ -205,26 +163,25 @@ class StepCosts:
         and idling.
         """
         step_us = max(1.0, forward_us + min(around_us, forward_us))
-        width = 1.0 if rows <= sessions else max(1.25, round(4 * rows / sessions) / 4)
-        seen = self._of(sessions)
-        seen.observe(width, step_us / self._measured.at(sessions, rows))
+        plain, seen = rows <= sessions, self._of(sessions)
+        seen.observe(plain, step_us / self._measured.at(sessions, rows))
         for other in self._sizes.values():
             if other is not seen:
                 other.interrupted()
-        return None if width == 1.0 and not waited else self.plain(sessions)
+        return None if plain and not waited else self.plain(sessions)
 
     def interrupted(self) -> None:
         """A step that is not observed, or a pause: what comes next does not follow the last step."""
         for seen in self._sizes.values():
             seen.interrupted()
 
-    def unexpected_us(self, sessions: int, rows: int, step_us: float) -> float:
-        """How much longer a step with windows took than such steps take now; negative: shorter.
+    def windows_us(self, sessions: int, rows: int) -> float:
+        """What a step is charged for its windows: what such steps take longer than plain ones, not what it took.
 
-        That is the machine's doing, and a plain step might have met the same. Charged for it, a session would be in
+        A hiccup is the machine's doing, and a plain step might have met the same. Charged for it, a session would be in
         debt by no fault of its drafts, and plain steps hardly repay that (LOG).
         """
-        return step_us - self.of(sessions)(rows) if rows > sessions else 0.0
+        return self.of(sessions)(rows) - self.plain(sessions)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -492,9 +449,7 @@ class StepCharge(NamedTuple):
         plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited for),
             or a prompt shared it.
         waited_us: the step waited for proposals, of whichever session.
-        part: the share charged of what windows took beyond waiting and the plain step: see `part_of`.
-        uncharged_us: of the step: what nobody expected (`StepCosts.unexpected_us`), and what a head's features took,
-            which are charged by themselves.
+        part: the share charged of what windows take, `windows_us`: see `part_of` and `StepCosts.windows_us`.
         head: the window was a head's.
         sessions: that shared the step.
         disturbed_us: by which drafters on the same cores made it longer, which is charged by itself.
@@ -503,7 +458,7 @@ class StepCharge(NamedTuple):
     plain_us: float | None
     waited_us: float = 0.0
     part: float = 1.0
-    uncharged_us: float = 0.0
+    windows_us: float = 0.0
     head: bool = False
     sessions: int = 1
     disturbed_us: float = 0.0

@@ -23,17 +23,14 @@ AGREEMENT_DECAY = 0.99
 TIMING_WEIGHT = 0.2
 # Weight of one draft of a head in what its drafts are known to take; smaller, because the ledger charges by it.
 STEP_WEIGHT = 0.05
-# Weight of one step in how slow the machine is now: it is as some five steps say, which costs a text little when a
-# shared machine becomes half as fast (simulated cells).
-# A plain step tells more: what windows take is measured by it.
-PACE_WEIGHT, PLAIN_PACE_WEIGHT = 0.2, 0.5
-# Pairs of a plain step and one of another width whose median tells what that width takes, and how many it needs: a
-# median bears a machine that is slow for every third step.
+# Weight of a plain step in how slow the machine is now (simulated cells).
+PACE_WEIGHT = 0.5
+# Pairs of a plain step and one with windows whose median tells what windows take, and how many it needs: a median bears
+# a machine that is slow for every third step.
 SEEN_STEPS, LEAST_SEEN = 9, 3
-# Plain steps behind which one such pair of each width is forgotten: 600 tokens, and what was too dear may be tried.
-FORGOTTEN_AFTER = 64
-# Steps with windows, at least, before a plain one is made to show whether the machine has changed or what they cost.
-DOUBTED_AFTER = 4
+# Steps with windows behind which a plain one is made, until so many pairs are there, and then: one step in 65 costs a
+# text that windows make three times as fast 1 %.
+COMPARE_EVERY, CONFIRM_EVERY = 4, 64
 # Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. More is known of a batch's
 # steps: they count for at most STEP_OUTLIER times, and at least 1 / STEP_OUTLIER times, what is expected. Beside a
 # forward a draft is taken to need at most OUTLIER times as long as apart.

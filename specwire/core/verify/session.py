@@ -600,10 +600,9 @@ class RunningSession:
         if step.plain_us is None:
             ledger.charge(spent_us, tokens, spent_us / tokens)
         else:
-            windows_us = spent_us - step.plain_us - step.waited_us - step.uncharged_us
             if self.waited_us:
                 ledger.charge(0.0, 0, 0.0, self.waited_us)
-            ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * windows_us, step.head)
+            ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * step.windows_us, step.head)
         self._charge_from(now_us)
         self.unheard = 0 if self.proposed or not self.session.turns else self.unheard + 1
         self.proposed = False
