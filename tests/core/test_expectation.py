@@ -69,6 +69,17 @@ def test_dead_proposal_teaches_the_delay_but_is_no_answer() -> None:
     assert expectation.due(PLAIN) is not None
 
 
+def test_an_answer_drafted_beside_a_forward_on_the_same_cores_teaches_no_delay() -> None:
+    """Where it is waited for it comes far sooner: by its delay no ledger could bear to wait."""
+    expectation, turn = Expectation(), Turn(2, 3_000.0)
+    expectation.verdict(5, 0.0, waited=False)
+    assert expectation.proposal(5, 0, 40_000.0, live=True, turn=turn, apart=False) == 0.0
+    assert expectation.arrived
+    expectation.verdict(6, 50_000.0, waited=False)
+    assert expectation.due(PLAIN, turn) == (56_000.0, 56_000.0)
+    assert expectation.proposal(6, 0, 56_000.0, live=True, turn=turn) == 6_000.0
+
+
 def test_proposal_for_a_text_of_long_ago_teaches_nothing() -> None:
     expectation = Expectation()
     expectation.verdict(5, 0.0, waited=False)

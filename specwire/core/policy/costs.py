@@ -240,8 +240,13 @@ class Expectation:
         if len(self._verdicts) > REMEMBERED_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
 
-    def proposal(self, base: int, offset: int, arrived_us: float, live: bool, turn: Turn | None = None) -> float:
+    def proposal(
+        self, base: int, offset: int, arrived_us: float, live: bool, turn: Turn | None = None, apart: bool = True
+    ) -> float:
         """A proposal arrived. live: it agrees with the text; one that does not answered an older verdict.
+
+        apart: drafted while the verifier was idle, or on cores of its own. Beside a forward a drafter on the verifier's
+        takes far longer than where it is waited for, and that delay is not learnt.
 
         Returns:
             How long after the verdict that it answers; 0.0 where it goes on with a chain, or answers none.
@@ -249,7 +254,7 @@ class Expectation:
         asked_us = self._asked(base, offset)
         first = not self.arrived
         self.arrived = self.arrived or live
-        if asked_us is None or not (first or offset == 0):
+        if asked_us is None or not (first or offset == 0) or not apart:
             return 0.0
         delay_us = max(0.0, arrived_us - asked_us)
         if turn is not None:
@@ -321,10 +326,17 @@ class Expectations:
         self._unheard = Expectation()
 
     def proposal(
-        self, source: int, base: int, offset: int, arrived_us: float, live: bool, turn: Turn | None = None
+        self,
+        source: int,
+        base: int,
+        offset: int,
+        arrived_us: float,
+        live: bool,
+        turn: Turn | None = None,
+        apart: bool = True,
     ) -> float:
         """See Expectation.proposal."""
-        return self._of(source).proposal(base, offset, arrived_us, live, turn)
+        return self._of(source).proposal(base, offset, arrived_us, live, turn, apart)
 
     def _of(self, source: int) -> Expectation:
         known = self.by_source.get(source)

@@ -26,7 +26,7 @@ from specwire.core.policy.costs import Expectations, Ledger, StepCharge, Turn
 from specwire.core.policy.drafters import DrafterPacing, LearntDrafter, PlannedStep
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import LearntHead
-from specwire.core.policy.tunables import ENOUGH
+from specwire.core.policy.tunables import APART_SHARE, ENOUGH
 from specwire.core.policy.windows import Awaited, Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
 from specwire.core.verify.chains import BestPath, Chains, Offer
@@ -503,13 +503,15 @@ class RunningSession:
         offer = self.session.offer(proposal)
         live, delay_us = offer in LIVE, 0.0
         pacing = self.session.drafters.get(proposal.source)
+        began_us, ended_us = forward_us
+        beside_us = max(0.0, min(arrived_us, ended_us) - max(arrived_us - proposal.draft_us, began_us))
         if live or offer is Offer.CONTRADICTED:
-            came = proposal.base, proposal.offset, arrived_us, live, None if pacing is None else pacing.turn
+            turn = None if pacing is None else pacing.turn
+            apart = turn is None or beside_us <= APART_SHARE * proposal.draft_us
+            came = proposal.base, proposal.offset, arrived_us, live, turn, apart
             delay_us = self.expectations.proposal(proposal.source, *came)
         if pacing is not None:
-            began_us, ended_us = forward_us
-            beside_us = min(arrived_us, ended_us) - max(arrived_us - proposal.draft_us, began_us)
-            pacing.proposed(proposal, delay_us, max(0.0, beside_us))
+            pacing.proposed(proposal, delay_us, beside_us)
         return offer
 
     @property
