@@ -32,8 +32,18 @@ def test_they_take_turns_whoever_comes_and_goes() -> None:
     assert [lookout.searched(known, LOOK_EVERY_US) for known in steps] == [{0}, {1}, {2}, {3}, {0}, {1}]
 
 
-def test_no_looks_are_saved_up() -> None:
+def test_no_more_looks_are_saved_up_than_one_each() -> None:
     lookout = Lookout()
     for _ in range(100):
-        lookout.searched([Searchable(0, 0, 0)], 10 * LOOK_EVERY_US)
+        lookout.searched(unused(0, 1), 10 * LOOK_EVERY_US)
     assert [len(lookout.searched(unused(0, 1, 2), LOOK_EVERY_US)) for _ in range(4)] == [1] * 4
+
+
+def test_when_a_text_is_searched_does_not_tell_whether_others_repeat() -> None:
+    found = []
+    for others in (0, REPEATING):
+        lookout = Lookout()
+        known = [Searchable(0, REPEATING, 0), *[Searchable(slot, others, 0) for slot in range(1, 4)]]
+        found.append([0 in lookout.searched(known, LOOK_EVERY_US / 2) for _ in range(40)])
+    assert found[0] == found[1]
+    assert sum(found[0]) == 5

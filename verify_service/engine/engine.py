@@ -290,16 +290,13 @@ class Engine:
     def _runnable(self, ready: Sequence[Held]) -> dict[int, Held]:
         """By slot those whose constraints have answered; it is noted of each whether it is searched for guesses."""
         runnable: dict[int, Held] = {}
+        texts: list[Searchable] = []
         for held in ready:
             with self.sessions.containing(held):
                 if held.session.heard():
+                    texts += held.looks()
                     runnable[held.slot] = held
-        known = [
-            Searchable(slot, held.looks_in_vain, ngram.right_since)
-            for slot, held in runnable.items()
-            if (ngram := held.session.ngram) is not None
-        ]
-        searched = self._lookout.searched(known, self.costs.plain(len(runnable))) if known else ()
+        searched = self._lookout.searched(texts, self.costs.plain(len(texts))) if texts else ()
         for slot, held in runnable.items():
             held.looked = slot in searched
         return runnable

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from specwire.core.model import SlotModel
 from specwire.core.placement import Waiting, next_in_turn
+from specwire.core.policy.windows import Searchable
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening, QueuePatience
 from verify_service.engine.shares import TenantShares
@@ -59,6 +60,11 @@ class Held:
 
     def __post_init__(self) -> None:
         self.session = self.running.session
+
+    def looks(self) -> tuple[Searchable, ...]:
+        """Its text, if it has one that is searched for guesses."""
+        ngram = self.session.ngram
+        return () if ngram is None else (Searchable(self.slot, self.looks_in_vain, ngram.right_since),)
 
     @property
     def waiting(self) -> bool:

@@ -374,7 +374,8 @@ class Searchable(NamedTuple):
 
 class Lookout:
     """Each step searches the sessions one of whose last guesses was used, or whose last one is still right: the text
-    has begun to repeat. Of the others it searches one for each LOOK_EVERY_US, in turn.
+    has begun to repeat. And it searches one for each LOOK_EVERY_US, in turn, whatever is known of the others: a
+    tenant's texts must not show in how soon another's are searched.
     """
 
     def __init__(self) -> None:
@@ -384,9 +385,9 @@ class Lookout:
     def searched(self, sessions: Sequence[Searchable], plain_us: float) -> set[int]:
         """Slots of those that the next step searches. plain_us: of a step of all of them."""
         found = {each.slot for each in sessions if each.in_vain < REPEATING or each.right_since >= REPEATING}
-        others = sorted((each.slot for each in sessions if each.slot not in found), key=self._turn)
-        self._due_us = min(self._due_us + plain_us, len(others) * LOOK_EVERY_US)
-        for slot in others[: int(self._due_us // LOOK_EVERY_US)]:
+        turns = sorted((each.slot for each in sessions), key=self._turn)
+        self._due_us = min(self._due_us + plain_us, len(turns) * LOOK_EVERY_US)
+        for slot in turns[: int(self._due_us // LOOK_EVERY_US)]:
             self._due_us -= LOOK_EVERY_US
             self._last = slot
             found.add(slot)
