@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.policy.tunables import LOOK_EVERY_US, REPEATING
+from specwire.core.policy.tunables import LOOK_EVERY_US, SHORT_CHAIN
 from specwire.core.policy.windows import Lookout, Searchable
 
 
 def unused(*slots: int) -> list[Searchable]:
-    return [Searchable(slot, REPEATING, 0) for slot in slots]
+    return [Searchable(slot, SHORT_CHAIN, 0) for slot in slots]
 
 
 def test_a_text_is_searched_in_each_step_while_guesses_are_used_or_still_right() -> None:
     lookout = Lookout()
-    known = [Searchable(2, REPEATING - 1, 0), Searchable(5, 99, REPEATING), Searchable(7, REPEATING, REPEATING - 1)]
+    known = [
+        Searchable(2, SHORT_CHAIN - 1, 0),
+        Searchable(5, 99, SHORT_CHAIN),
+        Searchable(7, SHORT_CHAIN, SHORT_CHAIN - 1),
+    ]
     assert [lookout.searched(known, 1.0) for _ in range(3)] == [{2, 5}] * 3
 
 
@@ -41,9 +45,9 @@ def test_no_more_looks_are_saved_up_than_one_each() -> None:
 
 def test_when_a_text_is_searched_does_not_tell_whether_others_repeat() -> None:
     found = []
-    for others in (0, REPEATING):
+    for others in (0, SHORT_CHAIN):
         lookout = Lookout()
-        known = [Searchable(0, REPEATING, 0), *[Searchable(slot, others, 0) for slot in range(1, 4)]]
+        known = [Searchable(0, SHORT_CHAIN, 0), *[Searchable(slot, others, 0) for slot in range(1, 4)]]
         found.append([0 in lookout.searched(known, LOOK_EVERY_US / 2) for _ in range(40)])
     assert found[0] == found[1]
     assert sum(found[0]) == 5

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.tunables import LEAST_PATH_SHARE
-from specwire.core.verify.table import MOST_ORDER, SHARE_UNITS, NgramLevel, NgramTable, TableIndex
+from specwire.core.verify.table import LEAST_PATH_SHARE, MOST_ORDER, SHARE_UNITS, NgramLevel, NgramTable, TableIndex
 from specwire.text.table_file import MAGIC, load_table, save_table
 
 TEXTS = st.lists(st.lists(st.integers(0, 4), max_size=40), max_size=4)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from specwire.core.messages import MOST_WINDOW, NEGLIGIBLE, SourceKind
 from specwire.core.policy.costs import part_of
-from specwire.core.policy.estimates import AcceptanceByPosition, Rates, V, affordable
+from specwire.core.policy.estimates import AcceptanceByPosition, V, affordable
 from specwire.core.policy.tunables import (
     LEAST_GAIN,
     LOOK_EVERY_US,
     PREFILL_ROWS,
-    REPEATING,
+    SHORT_CHAIN,
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class StepCandidate(NamedTuple):
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
         spare_us: what its ledger lets it lose in this step by waiting and by a window that is entirely wrong, including
-        the cost to others. guess_spare_us: likewise by a window of its guess; None: the same.
+        the cost to others.
         missing: draft tokens that are due and not here yet.
         guess: what the verifier itself proposes.
         untested_us: time spent since a window of it was last tested, of whichever source.
@@ -61,13 +61,6 @@ class StepCandidate(NamedTuple):
     guess: Guess | None = None
     untested_us: float = 0.0
     whole: tuple[int, ...] | None = None
-    guess_spare_us: float | None = None
-
-    def spare_of(self, kind: SourceKind) -> float:
-        """What a window of such a source may cost."""
-        if kind is SourceKind.DRAFTER or self.guess_spare_us is None:
-            return self.spare_us
-        return self.guess_spare_us
 
 
 class Share(NamedTuple):
@@ -104,7 +97,7 @@ class Guess(NamedTuple):
 
     position: int
     tokens: tuple[int, ...]
-    acceptance: Rates
+    acceptance: AcceptanceByPosition
     kind: SourceKind = SourceKind.NGRAM
 
 
@@ -163,11 +156,6 @@ class WindowPiece(NamedTuple):
     candidate: StepCandidate
     kind: SourceKind
 
-    @property
-    def spare_us(self) -> float:
-        """What the window that it is of may cost."""
-        return self.candidate.spare_of(self.kind)
-
 
 def filled(candidates: Sequence[StepCandidate]) -> Windows:
     """The widest window that each session's chain allows, whatever it costs or gains."""
@@ -175,7 +163,7 @@ def filled(candidates: Sequence[StepCandidate]) -> Windows:
     for candidate in candidates:
         width = max(_ends(candidate), default=0)
         if width:
-            windows.add(_whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER))
+            windows.add(next(_whole(candidate, width)))
     return windows
 
 
@@ -195,7 +183,7 @@ def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.i
     for candidate in candidates:
         if not candidate.untested_us or windows.of(candidate.slot).width:
             continue
-        for tested in _testable(candidate):
+        for tested in _whole(candidate, min(_ends(candidate), default=0)):
             # All wait for a test of the estimates.
             cost_us, rows = sessions * (V(windows.rows + tested.width) - V(windows.rows)), windows.rows + tested.width
             if rows <= most_rows and affordable(cost_us, candidate.untested_us):
@@ -236,14 +224,6 @@ def row_us(rows: int, sessions: int, V: V) -> float:
     return max(0.0, sessions * (V(sessions + rows) - V(sessions)) / rows) if rows else 0.0
 
 
-def least_row_us(sessions: int, V: V) -> float:
-    """About the least that a session is charged for a row: it alone has one, or all `sessions` do.
-
-    Where V(m) rises in steps a group in between may be charged less. To try each takes as long as a share of the step.
-    """
-    return min(row_us(1, sessions, V), row_us(sessions, sessions, V))
-
-
 def _within_ledgers(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPiece]:
     """Whoever could not bear its charge if all of its window is wrong loses the least dense piece of it, until all can.
 
@@ -258,7 +238,7 @@ def _within_ledgers(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[
             widths[piece.candidate.slot] += piece.width
             last[piece.candidate.slot] = piece
         each_us = row_us(widths.total(), sessions, V)
-        poor = {slot for slot, width in widths.items() if last[slot].spare_us < each_us * width}
+        poor = {slot for slot, width in widths.items() if last[slot].candidate.spare_us < each_us * width}
         left = [each for each in left if each.candidate.slot not in poor or each is not last[each.candidate.slot]]
         dropped = len(poor) > 0
     return left
@@ -268,8 +248,8 @@ def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
     """What may be tested, best first. All pieces of a session are of one source: its chain or its guess."""
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
-    least, each_us = _least_density(len(candidates), V), least_row_us(len(candidates), V)
-    found = [piece for candidate in candidates for piece in _offered(candidate, least, each_us)]
+    least = _least_density(len(candidates), V)
+    found = [piece for candidate in candidates for piece in _offered(candidate, least)]
     return sorted(found, key=attrgetter("density"), reverse=True)
 
 
@@ -286,28 +266,16 @@ def _least_density(sessions: int, V: V) -> float:
     return sessions / plain_us * min((V(sessions + width) - plain_us) / width for width in widths)
 
 
-def _offered(candidate: StepCandidate, least: float, each_us: float) -> Sequence[WindowPiece]:
-    """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt.
-
-    Better is what its ledger bears, then what gains more: what cannot be tested must not stand before what can.
-    """
-    chained = _chained(candidate, least) if candidate.spare_us >= 0.0 else []
-    guess = candidate.guess
-    guessed = _guessed(candidate, guess, least) if guess and candidate.spare_of(guess.kind) >= 0.0 else []
-    if not (chained and guessed):
-        return chained or guessed
-
-    def worth(pieces: Sequence[WindowPiece]) -> tuple[bool, float]:
-        first = pieces[0]
-        return first.spare_us >= first.width * each_us, sum(piece.gain for piece in pieces)
-
-    return max(chained, guessed, key=worth)
-
-
-def _chained(candidate: StepCandidate, least: float) -> list[WindowPiece]:
-    if not candidate.drafted or candidate.acceptance.rates(1)[0] <= least:
+def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
+    """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt."""
+    if candidate.spare_us < 0.0:
         return []
-    return list(_cut(candidate, candidate.acceptance, _ends(candidate), SourceKind.DRAFTER, least))
+    chained = _cut(candidate, candidate.acceptance, _ends(candidate), SourceKind.DRAFTER, least)
+    guess = candidate.guess
+    if guess is None:
+        return chained
+    guessed = _cut(candidate, guess.acceptance, range(1, _most(candidate, guess) + 1), guess.kind, least)
+    return max(chained, guessed, key=lambda pieces: sum(piece.gain for piece in pieces))
 
 
 def _ends(candidate: StepCandidate) -> Sequence[int]:
@@ -318,43 +286,35 @@ def _ends(candidate: StepCandidate) -> Sequence[int]:
     return [end for end in candidate.whole if end <= most]
 
 
-def _guessed(candidate: StepCandidate, guess: Guess, least: float) -> list[WindowPiece]:
-    most = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-    if most < 1 or guess.acceptance.rates(1)[0] <= least:
-        return []
-    return list(_cut(candidate, guess.acceptance, range(1, most + 1), guess.kind, least))
+def _most(candidate: StepCandidate, guess: Guess) -> int:
+    return min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
 
 
 def _cut(
-    candidate: StepCandidate, acceptance: Rates, ends: Sequence[int], kind: SourceKind, least: float
-) -> Iterator[WindowPiece]:
+    candidate: StepCandidate, acceptance: AcceptanceByPosition, ends: Sequence[int], kind: SourceKind, least: float
+) -> list[WindowPiece]:
     """Pieces that end at `ends`. Their density falls as the probabilities do."""
-    start, least = 0, max(least, NEGLIGIBLE)
+    start, pieces, least = 0, list[WindowPiece](), max(least, NEGLIGIBLE)
     decided = list(accumulate(acceptance.rates(max(ends, default=0)), mul))
     for end in ends:
         gain = sum(decided[start:end])
         density = gain / (end - start)
         if density <= least:
-            return
-        yield WindowPiece(density, gain, end - start, candidate, kind)
+            break
+        pieces.append(WindowPiece(density, gain, end - start, candidate, kind))
         start = end
+    return pieces
 
 
-def _whole(candidate: StepCandidate, width: int, acceptance: Rates, kind: SourceKind) -> WindowPiece:
-    """A window in one piece."""
-    gain = acceptance.expected(width) - 1.0
-    return WindowPiece(gain / width, gain, width, candidate, kind)
-
-
-def _testable(candidate: StepCandidate) -> Iterator[WindowPiece]:
-    """The shortest window of its chain, then its guess."""
-    width = min(_ends(candidate), default=0)
-    if width:
-        yield _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
-    guess = candidate.guess
-    width = 0 if guess is None else min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-    if guess is not None and width > 0:
-        yield _whole(candidate, width, guess.acceptance, guess.kind)
+def _whole(candidate: StepCandidate, width: int) -> Iterator[WindowPiece]:
+    """A window of its chain of this width, then all of its guess, each in one piece."""
+    offered = [(width, candidate.acceptance, SourceKind.DRAFTER)]
+    if (guess := candidate.guess) is not None:
+        offered.append((_most(candidate, guess), guess.acceptance, guess.kind))
+    for wide, acceptance, kind in offered:
+        if wide > 0:
+            gain = acceptance.expected(wide) - 1.0
+            yield WindowPiece(gain / wide, gain, wide, candidate, kind)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -384,7 +344,7 @@ class Lookout:
 
     def searched(self, sessions: Sequence[Searchable], plain_us: float) -> set[int]:
         """Slots of those that the next step searches. plain_us: of a step of all of them."""
-        found = {each.slot for each in sessions if each.in_vain < REPEATING or each.right_since >= REPEATING}
+        found = {each.slot for each in sessions if each.in_vain < SHORT_CHAIN or each.right_since >= SHORT_CHAIN}
         turns = sorted((each.slot for each in sessions), key=self._turn)
         self._due_us = min(self._due_us + plain_us, len(turns) * LOOK_EVERY_US)
         for slot in turns[: int(self._due_us // LOOK_EVERY_US)]:

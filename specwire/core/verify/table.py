@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specwire.core.invalid import InvalidParameter
-from specwire.core.policy.tunables import LEAST_PATH_SHARE, MOST_TABLE_TOKENS, VOTES
+from specwire.core.messages import MOST_WINDOW
+from specwire.core.policy.tunables import VOTES
 from specwire.core.text import MASK
 from specwire.core.verify.shared_texts import HASH_BASE, HASH_SPREAD, VOTED_PRIORS, ScopeTexts, SharedIndex, share_class
 from specwire.core.verify.text_sources import Found, NgramSource
@@ -25,6 +26,8 @@ SHARE_UNITS = 255
 # Its proposals are told apart by order and by the share of their first token; P(accept) before anything was seen is
 # that share.
 SHARE_PRIORS = tuple([(known + 0.5) / VOTES for known in range(VOTES)])
+# What is less likely is no better than what a full window could test in its place.
+LEAST_PATH_SHARE = 1 / MOST_WINDOW
 # Contexts whose hashes begin alike, which are gone through one by one at each look: of random ones a handful do.
 MOST_ALIKE = 256
 # Kinds of a level's arrays.
@@ -192,7 +195,7 @@ class TableIndex:
         """Likewise."""
 
     def find(self, most: int) -> Found | None:
-        tokens, order, share = self._table.following(self._tokens, min(most, MOST_TABLE_TOKENS))
+        tokens, order, share = self._table.following(self._tokens, most)
         if not tokens or max(tokens) >= self._vocabulary:
             return None
         return Found(tokens, (order - LEAST_ORDER) * VOTES + share_class(share))
