@@ -123,11 +123,12 @@ class LearntDrafter:
         smoothing would take a dozen tries to believe.
         """
         known = self.overhead_us
-        if known is None or overhead_us < known / 2:
+        if known is None:
             self.overhead_us, self.deviation_us = overhead_us, max(self.deviation_us, overhead_us / 4)
             return
         self._err(overhead_us - known)
-        self.overhead_us = smoothed(known, overhead_us, least=LEAST_TIMING_US)
+        nearer = overhead_us < known / 2
+        self.overhead_us = overhead_us if nearer else smoothed(known, overhead_us, least=LEAST_TIMING_US)
 
     def _err(self, error_us: float) -> None:
         self.deviation_us = smoothed(self.deviation_us, abs(error_us), least=LEAST_TIMING_US)
