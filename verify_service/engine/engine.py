@@ -22,7 +22,7 @@ from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.drafters import PlannedStep
-from specwire.core.policy.windows import Lookout, Searchable, Share, StepCandidate, StepPlan, schedule
+from specwire.core.policy.windows import Searchable, Share, StepCandidate, StepPlan, schedule, searched
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.table import KnownTexts
@@ -222,7 +222,6 @@ class Engine:
         self._patient = patient
         self._pauses = Pauses(now_us())
         self._limits = StepLimits()
-        self._lookout = Lookout()
         self._turns = PromptTurns() if shares is None else PromptTurns(shares.weight)
         self._sharing = None if shares is None else StepSharing(shares, costs, self.roster, lm, now_us)
         self._scorer = Scorer(lm, sampler, self.sessions, self._sharing)
@@ -296,9 +295,10 @@ class Engine:
                 if held.session.heard():
                     texts += held.looks()
                     runnable[held.slot] = held
-        searched = self._lookout.searched(texts, self.costs.plain(len(texts))) if texts else ()
+        chosen, step_us = searched(texts), self.costs.plain(max(1, len(runnable)))
         for slot, held in runnable.items():
-            held.looked = slot in searched
+            held.looked = slot in chosen
+            held.unsearched_us = 0.0 if held.looked else held.unsearched_us + step_us
         return runnable
 
     def _shown(self, runnable: Mapping[int, Held]) -> list[StepCandidate]:

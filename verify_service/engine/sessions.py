@@ -30,7 +30,8 @@ class Held:
     scope, priority: see Open in verify.proto. came_us: when it asked for a slot. told: its link was told that it is
     open. parked: it gave its slot up because it had no credit, and does not wait for one until it has some. looked:
     its text was searched for a guess for the last plan; looks_in_vain: the last ones, in a row, whose guesses were in
-    no window. tenant: see Opening. most_length: of its text. seated_us: when it got its slot. served: the last step
+    no window; unsearched_us: time of steps since.
+    tenant: see Opening. most_length: of its text. seated_us: when it got its slot. served: the last step
     that it took part in, where tenants share steps.
     """
 
@@ -52,6 +53,7 @@ class Held:
     parked: bool = False
     looked: bool = False
     looks_in_vain: int = 0
+    unsearched_us: float = 0.0
     tenant: str = ""
     most_length: int = 0
     seated_us: float = 0.0
@@ -64,7 +66,9 @@ class Held:
     def looks(self) -> tuple[Searchable, ...]:
         """Its text, if it has one that is searched for guesses."""
         ngram = self.session.ngram
-        return () if ngram is None else (Searchable(self.slot, self.looks_in_vain, ngram.right_since),)
+        return (
+            () if ngram is None else (Searchable(self.slot, self.looks_in_vain, ngram.right_since, self.unsearched_us),)
+        )
 
     @property
     def waiting(self) -> bool:

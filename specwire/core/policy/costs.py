@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from specwire.core.policy.estimates import ForwardTimes, interpolated, typical
 from specwire.core.policy.tunables import (
-    CONFIRM_EVERY,
     OUTLIER,
     PACE_WEIGHT,
     PLAN_EVERY,
@@ -69,7 +68,8 @@ class PacedSteps:
     """
 
     def __init__(self, pace: float = 1.0) -> None:
-        self.pace = self._confirmed = pace
+        # `_felt`: by all steps.
+        self.pace = self._felt = pace
         self.ratio = 1.0
         self._pairs: deque[float] = deque(maxlen=SEEN_STEPS)
         # Whether the last step was plain, and how many times as long as measured it took; steps since a plain one.
@@ -82,9 +82,11 @@ class PacedSteps:
 
     @property
     def plain_due(self) -> bool:
-        """Whether the next step should be a plain one, to show what the machine is like, and what windows take."""
-        changed = 4 * abs(self.pace - self._confirmed) > self._confirmed
-        return self._since >= (CONFIRM_EVERY if self._compared and not changed else PLAN_EVERY)
+        """Whether the next step should be a plain one: windows alone cannot tell if the machine or they take longer.
+
+        Where neither does none is due, so that it tells no tenant of windows of others.
+        """
+        return 4 * abs(self._felt - self.pace) > self.pace and self._since >= PLAN_EVERY
 
     def observe(self, plain: bool, taken: float) -> None:
         """A step took so many times as long as it was measured. A single slow one counts for little."""
@@ -92,8 +94,7 @@ class PacedSteps:
         shown = min(max(shown, self.pace / OUTLIER), self.pace * OUTLIER)
         if plain or self._compared:
             self.pace *= (shown / self.pace) ** (PACE_WEIGHT if plain else TIMING_WEIGHT)
-        if plain:
-            self._confirmed = shown
+        self._felt *= (shown / self._felt) ** (PACE_WEIGHT if plain else TIMING_WEIGHT)
         last, self._last = self._last, (plain, taken)
         self._since = 0 if plain else self._since + 1
         if last is not None and last[0] is not plain:

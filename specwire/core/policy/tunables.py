@@ -26,8 +26,6 @@ PACE_WEIGHT = 0.5
 # Pairs of a plain step and one with windows whose median tells what windows take; a third of them will do. A median
 # bears a machine that is slow for every third step.
 SEEN_STEPS = 9
-# Steps with windows behind which a plain one is made: it costs a text that windows make three times as fast 1 %.
-CONFIRM_EVERY = 64
 # Schedulers have hiccups, so a new timing counts for at most OUTLIER times what is known. Beside a forward a draft is
 # taken to need at most OUTLIER times as long as apart.
 OUTLIER = 3.0
@@ -65,7 +63,7 @@ TRIAL_VERDICTS = 16
 # How drafters and heads are asked to draft, and texts are searched.
 
 # Verdicts from one plan to the next, behind the first ENOUGH, and of a try where the verifier waits: a later answer is
-# too late. Steps behind which a plain one is made as long as nothing shows what windows take.
+# too late. Steps with windows, at least, before a plain one is made to show what has changed.
 PLAN_EVERY = 4
 # Mean deviations of lateness that are still waited for: TCP's retransmission timer (RFC 6298).
 SLACK_DEVIATIONS = 4

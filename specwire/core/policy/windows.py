@@ -323,38 +323,29 @@ def _whole(candidate: StepCandidate, width: int) -> Iterator[WindowPiece]:
 
 
 class Searchable(NamedTuple):
-    """A session whose text may be searched. in_vain: its last looks, in a row, whose guesses were in no window.
-    right_since: tokens that were as the last guess said, since the last look.
+    """A session whose text may be searched.
+
+    in_vain: searches in a row whose guesses were in no window. right_since: tokens that went on as the last guess said.
+    unsearched_us: time of the steps since it was searched.
     """
 
     slot: int
     in_vain: int
     right_since: int
+    unsearched_us: float = 0.0
 
 
-class Lookout:
-    """Each step searches the sessions one of whose last guesses was used, or whose last one is still right: the text
-    has begun to repeat. And it searches one for each LOOK_EVERY_US, in turn, whatever is known of the others: a
-    tenant's texts must not show in how soon another's are searched.
+def searched(sessions: Sequence[Searchable]) -> set[int]:
+    """Slots of those that the next step searches: one of whose last guesses was used, or whose last one is still right,
+    and all of them now and then. Each by its own past: a tenant's texts must not show in how soon another's are
+    searched.
     """
-
-    def __init__(self) -> None:
-        self._due_us = 0.0
-        self._last = -1
-
-    def searched(self, sessions: Sequence[Searchable], plain_us: float) -> set[int]:
-        """Slots of those that the next step searches. plain_us: of a step of all of them."""
-        found = {each.slot for each in sessions if each.in_vain < SHORT_CHAIN or each.right_since >= SHORT_CHAIN}
-        turns = sorted((each.slot for each in sessions), key=self._turn)
-        self._due_us = min(self._due_us + plain_us, len(turns) * LOOK_EVERY_US)
-        for slot in turns[: int(self._due_us // LOOK_EVERY_US)]:
-            self._due_us -= LOOK_EVERY_US
-            self._last = slot
-            found.add(slot)
-        return found
-
-    def _turn(self, slot: int) -> tuple[bool, int]:
-        return slot <= self._last, slot
+    rest_us = LOOK_EVERY_US * len(sessions)
+    return {
+        each.slot
+        for each in sessions
+        if each.in_vain < SHORT_CHAIN or each.right_since >= SHORT_CHAIN or each.unsearched_us >= rest_us
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------------------
