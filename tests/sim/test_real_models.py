@@ -103,7 +103,7 @@ def test_the_planner_is_worth_the_rule_of_thumb(
     sessions: int, slope: float, between: float, acceptance: float, rtt_us: float
 ) -> None:
     """N-grams if greedy or alone, else nothing, in texts of which half is copied, beside a drafter that is right less
-    often. It may be 5 % slower: it tests n-grams no further than they have proven right in this text, and a plain step
+    often. It may be 6 % slower: it tests n-grams no further than they have proven right in this text, and a plain step
     now and then, and tries its drafter.
     """
     cells = [
@@ -123,4 +123,4 @@ def test_the_planner_is_worth_the_rule_of_thumb(
         for seed in range(2 * sessions + max(8, sessions))
     ]
     planned, rule = (simulate_batch(cells, policy, sessions).tokens_per_second for policy in (AUTO, RULE))
-    assert planned >= 0.95 * rule
+    assert planned >= 0.94 * rule

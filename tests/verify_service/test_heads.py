@@ -638,9 +638,9 @@ def test_a_try_drafts_for_as_long_as_features_were_kept_for_it() -> None:
     heads.unread, heads.slowed = unread, slow  # type: ignore[method-assign]  # of this one
     rig.open(1, PROMPT, max_tokens=3400)
     rig.run(most=4000)
-    assert [later - sooner for sooner, later in pairwise(drafted_at[:4])] == [1, 1, 1]
+    assert drafted_at[3] - drafted_at[0] < LEAST_BEHIND
     assert drafted_at[4] - drafted_at[3] > 10 * LEAST_BEHIND
-    assert [later - sooner for sooner, later in pairwise(drafted_at[4:8])] == [1, 1, 1]
+    assert drafted_at[7] - drafted_at[4] < LEAST_BEHIND
     assert len(drafted_at) in (8, 12), "whole tries, of four drafts each"
 
 

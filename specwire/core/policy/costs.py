@@ -86,7 +86,7 @@ class PacedSteps:
 
         Where neither does none is due, so that it tells no tenant of windows of others.
         """
-        return 4 * abs(self._felt - self.pace) > self.pace and self._since >= PLAN_EVERY
+        return 8 * abs(self._felt - self.pace) > self.pace and self._since >= PLAN_EVERY
 
     def observe(self, plain: bool, taken: float) -> None:
         """A step took so many times as long as it was measured. A single slow one counts for little."""
