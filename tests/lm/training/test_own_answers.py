@@ -21,9 +21,9 @@ from specwire.lm.training.chains import guessed, own_ids_of
 from specwire.lm.training.distillation import draft_ids
 from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, batches, parted
 from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
-from specwire.lm.training.prompts import Prompts, functions_of, texts_to_be_apart_from
+from specwire.lm.training.prompts import OPENINGS, PASSAGE, Prompts, functions_of, parts_of, texts_to_be_apart_from
 from specwire.text.table_file import load_table
-from tests.lm.training.answering import TAPS, WIDTH, WORDS, answer_shortly, keep_answers, save_target
+from tests.lm.training.answering import TAPS, TEMPLATE, WIDTH, WORDS, answer_shortly, keep_answers, save_target
 
 ABOUT = {"target": "tiny"}
 
@@ -172,6 +172,32 @@ def test_functions_with_docstrings_are_found(tmp_path: Path) -> None:
     assert [*functions_of(tmp_path / "broken.py")] == []
 
 
+def test_turns_are_begun_for_the_target_and_passages_are_asked_about(target: str) -> None:
+    """Openings by real words and the end of a request for the target's answer, by a tokenizer that knows them."""
+    words = [*dict.fromkeys(["user", "<end>", "answer", *" ".join(OPENINGS).split()])]
+    known = Tokenizer(WordLevel({word: at for at, word in enumerate(["?", *words])}, unk_token="?"))
+    known.pre_tokenizer = WhitespaceSplit()
+    prompts = Prompts(ModelText(known.to_str().encode(), TEMPLATE, {}, {}), [2], [], seed=1)
+    asked = [prompts.next() for _ in range(60)]
+    turns = {known.decode(one.ids) for one in asked if one.kind == "turn"}
+    assert turns <= {f"user {opening}".strip() for opening in ["", *(" ".join(each.split()) for each in OPENINGS)]}
+    assert len(turns) > 10
+    passages = [one for one in asked if one.kind == "passage"]
+    assert passages
+    assert all(one.complete and known.decode(one.ids[-1:]) == "answer" for one in passages)
+
+
+def test_a_passage_is_paragraphs_of_prose() -> None:
+    prose = "It tells what was done, by whom, and why it was done so and not in another way, at length. " * 3
+    table = "| a | b |\n| - | - |\n| 1 | 2 |\n" * 20
+    (found,) = parts_of(f"{prose}\n\n{table}\n\n* a list\n\n{prose}")
+    assert found == f"{prose.strip()}\n\n{prose.strip()}"
+    assert [*parts_of(prose)] == []
+    many = [*parts_of("\n\n".join([prose] * 40))]
+    assert len(many) > 2
+    assert all(len(each) in PASSAGE for each in many)
+
+
 def test_an_answer_that_repeats_itself_has_ended() -> None:
     assert loops([*range(20), *[1, 2, 3] * 16])
     assert not loops([*range(20), *[1, 2, 3] * 8])
@@ -215,9 +241,11 @@ def test_chains_are_those_of_the_head_unrolled(
     monkeypatch.setattr("specwire.lm.training.chains.LIKELY", -2.5)
     batch, ids, depth = kept.batch(kept.texts), own_ids_of(head), 3
     rows = batch.rows._replace(features=batch.rows.features.float())
-    for place in range(kept.texts[0].learnt - 2, kept.texts[0].length - 2):  # A text of which each guess is right.
-        first = next(head.unrolled(rows.tokens[:1], rows.features[:1], 1))
-        rows.tokens[0, place + 2] = rows.best[0, place + 2, 0] = head.target_ids(first[0, place].argmax())
+    for row, text in enumerate(kept.texts):  # Texts of which each first guess is right, and so some later ones.
+        for place in range(text.learnt - 2, text.length - 2):
+            first = next(head.unrolled(rows.tokens[row : row + 1], rows.features[row : row + 1], 1))
+            guess = head.target_ids(first[0, place].argmax())
+            rows.tokens[row, place + 2] = rows.best[row, place + 2, 0] = guess
     found = guessed(head, batch._replace(rows=rows), ids, depth, 0.5, learns=False)
     loss, tested, right = torch.zeros(()), [0] * depth, [0] * depth
     starts = int(batch.scored[:, 2:].sum())
