@@ -1,4 +1,4 @@
-"""Each limit of a request through the doors: nothing, one, exactly the limit, one more. What is beyond names its field."""
+"""Each limit of a request through the doors: nothing, one, exactly the limit, one more, which is refused by name."""
 
 from __future__ import annotations
 
