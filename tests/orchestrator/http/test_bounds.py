@@ -104,7 +104,7 @@ CHATS = [
     field("max_completion_tokens", [-1, 1, CONTEXT - 3], [-2, 0, CONTEXT - 2]),
     field("top_logprobs", [0, 1, 20], [-1, 21], logprobs=True),
     field("top_logprobs", [0], [1], logprobs=False),
-    field("n", [1, 64], [0, 65]),
+    field("n", [1, 64], [0, 65], max_tokens=1),
 ]
 GRPC = [
     *((name, bound) for name, bound in SAMPLING if name not in ("logit_bias", "request_id")),
@@ -192,7 +192,7 @@ def test_a_call_s_prompt_and_completions(small: Front) -> None:
 
 def test_a_score_as_long_as_the_context(small: Front) -> None:
     """Its last token is in the place of the one that a session would decide; it was refused."""
-    body = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    body: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 0}
     told = [
         small.done(COMPLETIONS, prompt=ids(count), **body)["choices"][0]["logprobs"]["token_logprobs"]
         for count in (CONTEXT - 1, CONTEXT)

@@ -55,13 +55,13 @@ def length(door: Front, path: str, **more: Any) -> int:
 
 
 def test_what_says_nothing_gets_the_default(open_door: Front, limited: Front) -> None:
-    for path, without in ((COMPLETIONS, 16), (CHAT, CONTEXT - 3), (RESPONSES, CONTEXT - 3)):
-        assert length(open_door, path) == without
-        assert length(limited, path) == DEFAULT
-        with another(open_door, lengths=OutputLengths(limit=LIMIT)) as door:
-            assert length(door, path) == min(without, LIMIT)
-        with another(open_door, lengths=OutputLengths(default=CONTEXT + 1)) as door:
-            assert length(door, path) == CONTEXT - 3
+    limit, default = OutputLengths(limit=LIMIT), OutputLengths(default=CONTEXT + 1)
+    with another(open_door, lengths=limit) as by_limit, another(open_door, lengths=default) as by_default:
+        for path, without in ((COMPLETIONS, 16), (CHAT, CONTEXT - 3), (RESPONSES, CONTEXT - 3)):
+            assert length(open_door, path) == without
+            assert length(limited, path) == DEFAULT
+            assert length(by_limit, path) == min(without, LIMIT)
+            assert length(by_default, path) == CONTEXT - 3
     for path in (COMPLETIONS, CHAT):
         events = limited.events(path, **ASKED[path], ignore_eos=True, stream_options={"include_usage": True})
         assert [each["finish_reason"] for event in events for each in event["choices"]][-1] == "length"
@@ -84,14 +84,14 @@ def test_what_says_more_than_the_limit_is_refused(limited: Front, path: str, nam
 def test_a_call(limited: Front) -> None:
     with Client(limited.serving.address) as client:
         given: dict[str, Any] = {"ignore_eos": True, "timeout": LIMIT_S}
-        for asked, more, wanted in (
-            (0, {}, DEFAULT),
-            (0, {"fit_context": True}, DEFAULT),
-            (LIMIT, {}, LIMIT),
-            (LIMIT + 1, {"fit_context": True}, LIMIT),
-            (1000, {"fit_context": True}, LIMIT),
+        for asked, fits, wanted in (
+            (0, False, DEFAULT),
+            (0, True, DEFAULT),
+            (LIMIT, False, LIMIT),
+            (LIMIT + 1, True, LIMIT),
+            (1000, True, LIMIT),
         ):
-            done = client.complete(PROMPT, max_tokens=asked, **more, **given)
+            done = client.complete(PROMPT, max_tokens=asked, fit_context=fits, **given)
             assert (len(done.tokens), done.finish_reason) == (wanted, FinishReason.LENGTH)
         chat = client.chat([{"role": "user", "content": "5 6 7"}], **given)
         assert (len(chat.tokens), chat.finish_reason) == (DEFAULT, FinishReason.LENGTH)
