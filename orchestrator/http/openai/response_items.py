@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from orchestrator.admission import MOST_ITEMS
+from orchestrator.admission import MOST_ITEMS, MOST_TOOLS
 from orchestrator.chat.fields import shown
 from orchestrator.chat.messages import check_count, text_of
 from specwire.core.invalid import InvalidParameter
@@ -101,9 +101,9 @@ LEFT_OUT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ServedTools:
-    """told: those that are served, as a response repeats them. chat: as a chat's request has them.
+    """told: those that are served, as a response repeats them. chat: their functions, as a chat's request has them.
 
-    left_out: one that is not, as an error names it; empty for none.
+    left_out: a tool that is not, as an error names it; empty for none.
     """
 
     told: list[Json]
@@ -134,10 +134,11 @@ def served_tools(value: object) -> ServedTools:
     """InvalidParameter: a tool of no known type, or a malformed namespace; a chat's request checks the functions."""
     if not isinstance(value, list | None):
         raise InvalidParameter("tools", f"must be a list of tools, not {shown(value)}")
+    check_count("tools", len(value or []), MOST_TOOLS)
     served: list[Json] = []
     left_out = ""
     for index, each in enumerate(value or []):
-        kind = each.get("type") if isinstance(each, dict) else each
+        kind = each.get("type") if isinstance(each, dict) else None
         if kind == "function":
             served.append(each)
         elif kind == "namespace":
@@ -145,7 +146,7 @@ def served_tools(value: object) -> ServedTools:
         elif isinstance(kind, str) and kind in LEFT_OUT:
             left_out = f"tools[{index}], a {kind}"
         else:
-            raise InvalidParameter("tools", f"tools[{index}].type: {shown(kind)} is not served, functions are")
+            raise InvalidParameter("tools", f"tools[{index}]: {shown(each)} is not served, functions are")
     chat = [_chat_tool(flat_name(namespace, each.get("name")), each) for namespace, each in functions_of(served)]
     return ServedTools([_told(each) for each in served], chat, left_out)
 
@@ -155,6 +156,7 @@ def _namespace(path: str, value: Json) -> Json:
     name, tools = value.get("name"), value.get("tools")
     if not isinstance(name, str) or not isinstance(tools, list):
         raise InvalidParameter("tools", f"{path} must have a name and a list of tools")
+    check_count("tools", len(tools), MOST_TOOLS)
     for each in tools:
         if not isinstance(each, dict) or not isinstance(each.get("name"), str):
             raise InvalidParameter("tools", f"{path}.tools must be objects with names, not {shown(each)}")

@@ -285,7 +285,7 @@ class Responses:
         return JSONResponse(answer.body())
 
     async def _stream(self, events: Events, note: ResponseNote, served: Served) -> AsyncGenerator[bytes, None]:
-        """Typed events, each with its number. A failure is one of them."""
+        """Typed events, each with its number. Behind a failure's comes the response as it failed."""
         number, answer = 0, None
 
         def sent(told: Json) -> bytes:
