@@ -80,10 +80,13 @@ def faults(found: Sequence[Outcome], expected: dict[str, str]) -> list[str]:
 
 def asked(url: str, suite: str) -> Ask:
     def ask(test: str | None) -> list[Json]:
-        words = [PROGRAM, "--format", suite, "--base-url", f"{url}/v1", "--api-key", "any", "--model", SMOL, "--json"]
+        words = ["--format", suite, "--base-url", f"{url}/v1", "--api-key", "any", "--model", SMOL, "--json"]
         only = [] if test is None else ["--filter", test]
         done = subprocess.run(
-            [*words, "--timeout", str(TEXT_LIMIT_S), *only], capture_output=True, text=True, timeout=SUITE_LIMIT_S
+            [str(PROGRAM), *words, "--timeout", str(TEXT_LIMIT_S), *only],
+            capture_output=True,
+            text=True,
+            timeout=SUITE_LIMIT_S,
         )
         try:
             results: list[Json] = json.loads(done.stdout)["results"]
