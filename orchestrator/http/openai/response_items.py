@@ -244,7 +244,7 @@ class OutputItems:
         item["content"][0]["text"] += text
         if kind == "message":
             yield {"type": "response.output_text.delta", **at, "delta": text, "logprobs": []}
-        else:
+        else:  # OpenAI's name, which clients know; in Open Responses it is `response.reasoning.delta`
             yield {"type": "response.reasoning_text.delta", **at, "delta": text}
 
     def _begin(self, kind: str) -> Iterator[Json]:
