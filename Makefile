@@ -7,6 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 CLIENTS := $(VENV)/clients/.stamp
+CONFORMANCE := $(VENV)/conformance/.stamp
 FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
 LLAMACPP := $(VENV)/.llamacpp
@@ -37,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models setup-conformance conformance node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -63,6 +64,13 @@ $(STAMP): pyproject.toml constraints.txt
 $(CLIENTS): tests/http_clients.txt
 	"$(PYTHON)" -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install -q --no-compile --no-deps --requirement tests/http_clients.txt
+	touch $@
+
+setup-conformance: $(CONFORMANCE) ## the suites of make conformance, in an environment of their own
+
+$(CONFORMANCE): tests/conformance.txt
+	"$(PYTHON)" -m venv --clear $(VENV)/conformance
+	$(VENV)/conformance/bin/python -m pip install -q --no-compile --no-deps --requirement $<
 	touch $@
 
 # The lowest versions that pyproject.toml permits of what it names; torch as it is in .venv: another build is gigabytes.
@@ -215,6 +223,10 @@ soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-
 
 fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
+
+conformance: $(STAMP) $(CONFORMANCE) ## suites of others, of Open Responses and of chats, against a stack with a real model (a few minutes)
+	$(BIN)/python -m scripts.setup_models smollm2-135m
+	$(BIN)/python -m tests.conformance
 
 SESSIONS ?= 50000
 HEADED ?= 10000

@@ -23,7 +23,7 @@ from specwire.text.tool_calls.readers import ToolFunction
 # ----------------------------------------------------------------------------------------------------------------------
 # The fields: `tools`, `tool_choice`, `parallel_tool_calls`.
 
-NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -89,7 +89,7 @@ def _function(path: str, value: object) -> ToolFunction:
         raise InvalidParameter("tools", f"{path}.function must be an object, not {shown(inner)}")
     name, parameters, strict = inner.get("name"), inner.get("parameters"), inner.get("strict")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{path}.function.name must be 1 to 64 letters, digits, _, . or -, not {shown(name)}"
+        message = f"{path}.function.name must be 1 to 128 letters, digits, _, . or -, not {shown(name)}"
         raise InvalidParameter("tools", message)
     if not isinstance(inner.get("description"), str | None):
         raise InvalidParameter("tools", f"{path}.function.description must be a string")
@@ -120,8 +120,23 @@ def _chosen(
             return ToolUse(told, (functions[name],), forced=True, several=False)
         case {"type": "function", "function": {"name": name}}:
             raise InvalidParameter("tool_choice", f"function.name: {shown(name)} is none of the tools")
-    message = f"must be none, auto, required or a function by name, not {shown(choice)}"
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)}}:
+            return ToolUse(told, _allowed(functions, allowed), forced=mode == REQUIRED, several=several)
+    message = f"must be none, auto, required, a function by name or allowed_tools, not {shown(choice)}"
     raise InvalidParameter("tool_choice", message)
+
+
+def _allowed(functions: dict[str, ToolFunction], allowed: list[object]) -> tuple[ToolFunction, ...]:
+    found = {}
+    for each in allowed:
+        match each:
+            case {"type": "function", "function": {"name": str(name)}} if name in functions:
+                found[name] = functions[name]
+            case _:
+                raise InvalidParameter("tool_choice", f"allowed_tools.tools: {shown(each)} is none of the tools")
+    if not found:
+        raise InvalidParameter("tool_choice", "allowed_tools.tools must not be empty")
+    return tuple(found.values())
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -91,6 +91,24 @@ def test_in_node(address: str, text: str) -> None:
 
 
 @pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE / "node_modules").is_dir(),
+    reason="needs Node.js and what `make node` installs",
+)
+def test_leaving_and_coming_back_in_node(address: str, text: str) -> None:
+    """A client of another generator, written from proto/ and PROTOCOL.md: 64 bits are decimal strings there."""
+    told = json.loads(said_by("node", str(ROOT / "tests" / "integration" / "generation_client.js"), address))
+    cancelled, deadline_exceeded, not_found, data_loss = 1, 4, 5, 15
+    assert (told["whole"], told["reason"]) == (text, "FINISH_REASON_LENGTH")
+    assert told["cancelled"] == [0, "FINISH_REASON_CANCELLED"]
+    assert told["left"] == [cancelled, "FINISH_REASON_CANCELLED"]
+    assert told["late"] == [deadline_exceeded, "FINISH_REASON_DEADLINE"]
+    assert told["broken"] == [cancelled, True]
+    assert told["resumed"] == [0, True, text]
+    assert told["repeated"] == [True, text]
+    assert (told["other"], told["unknown"]) == (data_loss, {"code": not_found})
+
+
+@pytest.mark.skipif(
     shutil.which("node") is None or not COMPILED.is_file(),
     reason="needs Node.js and what `make node` installs and compiles",
 )

@@ -131,7 +131,7 @@ class ChatShape(PlainShape):
         return {"delta": {}}
 
     def answer(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}}
 
     def logprobs(self, told: TokenReport, names: TokenBytes) -> Json:
         pairs = zip(told.tokens, told.logprobs, strict=True)
@@ -184,7 +184,7 @@ class ParsedChatShape(ChatShape):
     def answer(self, text: str) -> Json:
         parser = self._new_parser()
         found = gathered([*parser.feed(text), *parser.finish()])
-        message: Json = {"role": "assistant", "content": found.content, "refusal": None}
+        message: Json = {"role": "assistant", "content": found.content, "refusal": None, "annotations": []}
         if found.reasoning:
             message["reasoning_content"] = found.reasoning
         if found.calls:

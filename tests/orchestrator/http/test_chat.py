@@ -345,7 +345,10 @@ MISTAKEN: list[tuple[dict[str, Any], str]] = [
     ({"tools": [*tool(name="a"), *tool(name="a")]}, "tools: tools[1].function.name: 'a' stands there twice"),
     ({"tools": tool(name="a") * 129}, "tools: at most 128 are allowed, not 129"),
     ({"tool_choice": "required"}, "tool_choice: 'required' needs tools"),
-    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice: must be none, auto, required or a function by name"),
+    (
+        {"tools": TOOLS, "tool_choice": "any"},
+        "tool_choice: must be none, auto, required, a function by name or allowed_tools",
+    ),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "b"}}}, "'b' is none of the tools"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls: must be true or false, not 1"),
     ({"functions": [{}]}, "functions: [{}] is not served"),

@@ -233,7 +233,7 @@ MISTAKEN: list[tuple[pb.Chat, str]] = [
     ),
     (pb.Chat(messages=USER, tools=TOOL * 2), "tools: tools[1].name: 'f' stands there twice"),
     (pb.Chat(messages=USER, tools=TOOL * 129), "tools: at most 128 are allowed, not 129"),
-    (pb.Chat(messages=USER, tools=[pb.ChatTool(name="a b")]), "tools: tools[0].name must be 1 to 64 letters"),
+    (pb.Chat(messages=USER, tools=[pb.ChatTool(name="a b")]), "tools: tools[0].name must be 1 to 128 letters"),
     (
         pb.Chat(messages=USER, tools=[pb.ChatTool(name="f", parameters="[]")]),
         "tools: tools[0].parameters must be a JSON",

@@ -110,7 +110,8 @@ def test_a_chat_is_its_template(door: Front) -> None:
     messages = [{"role": "system", "content": "5"}, {"role": "user", "content": [{"type": "text", "text": "6 7"}]}]
     wish: dict[str, Any] = {"messages": messages, "max_completion_tokens": 30, "temperature": 0, "ignore_eos": True}
     answer = door.done(CHAT, model=MODEL, **wish)
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": expected(), "refusal": None}
+    message = {"role": "assistant", "content": expected(), "refusal": None, "annotations": []}
+    assert answer["choices"][0]["message"] == message
     assert answer["object"] == "chat.completion"
     events = door.events(CHAT, **wish, stream_options={"include_usage": True})
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
