@@ -51,7 +51,6 @@ COMMANDS = (
     Command("scale", "give a pool on a Ray cluster another number of replicas", "deploy.cluster.commands:SCALE"),
     Command("undeploy", "drain and end what is deployed on a Ray cluster", "deploy.cluster.commands:UNDEPLOY"),
     Command("simulate", "say what a setting would do, in virtual time", "deploy.cli.diagnosis.simulate"),
-    Command("learn", "have a drafter or a head learn from what its target decided", "deploy.cli.training.learn"),
     Command("train-heads", "train a head that drafts beside a target", "deploy.cli.training.train_heads"),
     Command("train-drafter", "train a small drafter of a target's own layers", "deploy.cli.training.train_drafter"),
     Command("table", "count the n-grams of a corpus, to propose from", "deploy.cli.training.table"),

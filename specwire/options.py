@@ -195,8 +195,8 @@ LOG_OF = {
 STARTED = {"default": CLUSTER_START_S, "help": "until what is started must be ready (default: %(default)g s)"}
 HEADS = (
     "what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head trained for it, "
-    "of an MTP layer, mostly its own, or of `specwire learn`; self:skip=LAYER,... or self:exit=LAYER, itself without "
-    "some layers; auto: the one included for it, if any (default: {heads})"
+    "or of an MTP layer, mostly its own; self:skip=LAYER,... or self:exit=LAYER, itself without some layers; auto: the "
+    "one included for it, if any (default: {heads})"
 )
 
 # Rows by the heading that they have in --help.
@@ -204,12 +204,10 @@ HEADS = (
 TABLE: dict[str, tuple[Option, ...]] = {
     "": (
         Option("model", MODELS, "MODEL", positional="",
-               help="path, hub id, GGUF file, a name of `make setup-models`, or scripted:SEED for known logits",
-               unlike={"draft": {"positional": "?"}}),
+               help="path, hub id, GGUF file, a name of `make setup-models`, or scripted:SEED for known logits"),
         Option("target", STACK, "MODEL", help="path, hub id or named model (default: the demo pair's target)"),
         Option("draft", "stack edge", "MODEL", several=True, alone="draft",
-               help="path or hub id, or DIR of `specwire learn`, whose versions it takes, but for --one-process "
-                    "(default: the demo pair's, if the target is); may be repeated",
+               help="path or hub id (default: the demo pair's, if the target is); may be repeated",
                unlike={"edge": {"help": "path or hub id of the draft model", "several": False, "required": True,
                                 "alone": ""}}),
         Option("no-draft", STACK, kind=bool, alone="draft",
@@ -307,9 +305,6 @@ TABLE: dict[str, tuple[Option, ...]] = {
                     "(docs/SECURITY.md)"),
         Option("usage-log", "verify", "FILE", Path,
                help="append what each session used, as lines of JSON that `specwire usage` adds up"),
-        Option("follow", "draft", "DIR",
-               help="serve the version that `specwire learn --out DIR` has in use, and every later one as it comes; "
-                    "MODEL is served while there is none (default: MODEL only)"),
         Option("connect", "draft", "ADDR", several=True,
                help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT); may be repeated"),
         Option("no-ray", STACK, kind=bool, help="plain child processes instead of Ray actors"),

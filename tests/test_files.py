@@ -9,17 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from deploy.cli.main import main
 from specwire.core.verify.table import NgramTable
 from specwire.files import replaced, replaced_in, write_text
 from specwire.lm.heads import eagle3
-from specwire.lm.training.distillation import Trained
+from specwire.lm.training.loop import Trained
 from specwire.lm.training.record import write_record
-from specwire.lm.training.students import DraftStudent
 from specwire.text.table_file import load_table, save_table
-from specwire.versions import Current, VersionFolder
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of
 
@@ -37,17 +34,11 @@ def _built(folder: Path) -> None:
     assert main(["table", "build", str(corpus), *options]) == 0
 
 
-def _student(folder: Path) -> None:
-    DraftStudent(_model(folder.parent / "model"), torch.device("cpu")).write(folder)
-
-
 WRITERS: dict[str, Write] = {
     "a table": lambda folder: save_table(NgramTable.built([[1, 2, 1, 2]], 2, "hash"), folder / "table"),
     "a table by the command line": _built,
     "EAGLE-3": lambda folder: eagle3.save(head_of(CONFIG), folder, "a target"),
     "a record of a training": lambda folder: write_record(folder, 0, {}, Trained([], [])),
-    "a drafter that learns": _student,
-    "the version in use": lambda folder: VersionFolder(folder).use(Current(1, "a/draft", ("*",), "learnt")),
 }
 
 

@@ -25,9 +25,6 @@ CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokeni
 TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 ADAPTER = "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What may stand beside the weights: the above, and tokenizers in older formats.
-BESIDE = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE)
-OLDER = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 
 class ModelText(NamedTuple):
@@ -150,15 +147,6 @@ def read_file(spec: str, name: str) -> bytes:
     options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     path = cached_file(spec, name, **options)
     return Path(path).read_bytes() if path else b""
-
-
-def copy_beside(spec: str, folder: Path) -> None:
-    """Copy what stands beside a model's weights to a folder, byte by byte."""
-    for name in (*BESIDE, *OLDER):
-        with file_of(spec, name):
-            content = read_file(spec, name)
-        if content:
-            (folder / name).write_bytes(content)
 
 
 def _converted(spec: str) -> bytes:

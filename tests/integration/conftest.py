@@ -27,7 +27,6 @@ GROUPS = {
 LONGEST = (
     "test_edge",
     "test_console",
-    "test_learning",
     "test_vocabularies",
     "test_progress",
     "test_provisional",

@@ -43,7 +43,6 @@ from verify_service.engine.messages import (
     Begun,
     Command,
     Decided,
-    HeadRenewed,
     LinkLost,
     QueuePatience,
     Report,
@@ -351,17 +350,8 @@ class Engine:
                 self._scorer.add(command)
             case TurnAway():
                 self.sessions.turn_away(command.message)
-            case HeadRenewed():
-                self._renew_head(command)
             case Stop():
                 self.stopped = True
-
-    def _renew_head(self, renewed: HeadRenewed) -> None:
-        """Another version is another source: what was learnt of the former one's guesses says nothing of its own."""
-        if self._drafting is not None:
-            renewed.take()
-            self._drafting.renew()
-            self.sessions.renew_head()
 
     def _sleep(self, rest: Rest) -> None:
         """Sleep until a command arrives or the rest is over."""

@@ -139,13 +139,6 @@ class SessionManager:
             if deleted is not None and deleted.session.references is not None:
                 deleted.session.references.drop()
 
-    def renew_head(self) -> None:
-        """The head has another version: how good it is all sessions learn anew."""
-        if self._head is not None:
-            self._head = learnt = HeadAcceptance()
-            for held in self.roster:
-                held.session.renew_head(learnt.of(held.session.sampling.temperature))
-
     def begun(self, begun: Begun) -> None:
         """Start a session whose constraint is compiled, or refuse it.
 

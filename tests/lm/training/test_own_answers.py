@@ -18,10 +18,10 @@ from specwire.core.verify.table import NgramTable
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.model_files import ModelText
 from specwire.lm.training.chains import guessed, own_ids_of
-from specwire.lm.training.distillation import draft_ids
 from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, batches, parted
+from specwire.lm.training.loop import draft_ids
 from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
-from specwire.lm.training.prompts import Prompts, functions_of, texts_to_be_apart_from
+from specwire.lm.training.prompts import Prompts, functions_of, texts_of
 from specwire.text.table_file import load_table
 from tests.lm.training.answering import TAPS, WIDTH, WORDS, answer_shortly, keep_answers, save_target
 
@@ -147,7 +147,7 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
     teacher_text = ModelText(_tokenizer().to_str().encode(), "", {}, {})
     run = " ".join(f"w{n}" for n in range(13))
     (tmp_path / "bench.jsonl").write_text(json.dumps({"turns": ["w1 w2", f"w40 {run} w41"]}) + "\n")
-    prompts = Prompts(teacher_text, [2], [*texts_to_be_apart_from([tmp_path / "bench.jsonl"])], seed=1)
+    prompts = Prompts(teacher_text, [2], [*texts_of([tmp_path / "bench.jsonl"], "apart")], seed=1)
     assert not prompts.new(prompts.encoded(f"w30 w31 {run}"))
     assert not prompts.is_apart(prompts.encoded(f"{run} w9"))
     assert prompts.new(prompts.encoded(f"w30 {run.removesuffix('w12')} w31"))
@@ -156,7 +156,21 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
 def test_what_cannot_be_read_to_be_apart_from_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text("{")
     with pytest.raises(ModelError, match=r"apart: .*broken.jsonl: cannot be read"):
-        [*texts_to_be_apart_from([tmp_path / "broken.jsonl"])]
+        [*texts_of([tmp_path / "broken.jsonl"], "apart")]
+
+
+def test_what_is_given_is_asked_first_and_once(answering: Teacher, tmp_path: Path) -> None:
+    """But for what is too long, and what is measured by."""
+    (tmp_path / "users.jsonl").write_text("".join(json.dumps({"prompt": f"w1 w{n} w2"}) + "\n" for n in range(9)))
+    run = " ".join(f"w{n}" for n in range(13))
+    given = [*texts_of([tmp_path / "users.jsonl"], "prompts"), "w1 w3 w2", run, "w7 " * 400]
+    prompts = Prompts(answering.text, answering.ends, [f"w40 {run}"], 3, given)
+    asked = [prompts.next() for _ in range(12)]
+    assert [each.kind for each in asked].count("given") == 9
+    assert {each.kind for each in asked[:9]} == {"given"}
+    frame = prompts.frame
+    said = sorted(tuple(each.ids[len(frame.before) : -len(frame.behind)]) for each in asked[:9])
+    assert said == sorted(tuple(prompts.encoded(f"w1 w{n} w2")) for n in range(9))
 
 
 def test_functions_with_docstrings_are_found(tmp_path: Path) -> None:
