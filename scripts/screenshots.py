@@ -59,7 +59,7 @@ def browser() -> Iterator[Browser]:
 @contextmanager
 def stack(*words: str) -> Iterator[str]:
     """`specwire up` on free ports; the console's address."""
-    with serving("up", "--no-ray", *words) as ready:
+    with serving("up", *words) as ready:
         yield ready["http"]
 
 

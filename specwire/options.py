@@ -307,7 +307,6 @@ TABLE: dict[str, tuple[Option, ...]] = {
                help="append what each session used, as lines of JSON that `specwire usage` adds up"),
         Option("connect", "draft", "ADDR", several=True,
                help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT); may be repeated"),
-        Option("no-ray", STACK, kind=bool, help="plain child processes instead of Ray actors"),
         Option("one-process", STACK, kind=bool,
                help="models, orchestrator and log in one process; the log is in memory unless --redis-url says where"),
         Option("unlisted", "up", kind=bool, help="keep generate, chat, top and doctor from finding this stack unasked"),

@@ -246,7 +246,7 @@ class SpeedField:
 
     def _up(self, key: str) -> list[SpeedRow]:
         """`specwire up`, with what the row is about and nothing else."""
-        words = [*self._models.words, *LEFT_OUT[key], "--no-ray"]
+        words = [*self._models.words, *LEFT_OUT[key]]
         if self._sessions > USUAL_SLOTS:
             words += ["--slots", str(self._sessions)]
         if self._token:

@@ -194,7 +194,6 @@ class StackOptions:
         heads: "" for none.
         insecure, tls, access, http and what goes with it: of the orchestrator; only that is reached remotely.
         metrics: of the orchestrator, encrypted as `tls` says; the others' at the ports behind it, plain.
-        ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
     """
 
@@ -224,7 +223,6 @@ class StackOptions:
     tls: ServerTls | None = None
     access: Access = Access()
     grace: float = DRAIN_GRACE
-    ray: bool = True
     start_timeout: float = 600.0
     more_drafts: tuple[str, ...] = ()
     drafters_per_session: int = 1
@@ -353,7 +351,6 @@ def stack_options(args: argparse.Namespace, **given: Any) -> StackOptions:
         text_memory=text_memory_of(args.text_memory),
         references=tuple(args.reference),
         heads=_heads(args),
-        ray=not args.no_ray,
         plan=speculative.plan,
         **given,
     )

@@ -100,7 +100,7 @@ class Desk:
         self._ports = {"6379": redis_port}
         self._kept = {self.placed(command) for command in kept}
         self._services: dict[str, Service] = {}
-        up = {"target": MODEL, "no-ray": True}
+        up = {"target": MODEL}
         (folder / "config.yaml").write_text(yaml.safe_dump({"up": up}))
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SPECWIRE_")},

@@ -18,7 +18,7 @@ from tests.orchestrator.http.front import TEMPLATE
 from tests.wait import eventually
 
 CHAT = (sys.executable, "-m", "deploy", "chat")
-STACK = ("--target", "scripted:7", "--draft", "scripted:7:agree=0.8", "--no-ray")
+STACK = ("--target", "scripted:7", "--draft", "scripted:7:agree=0.8")
 
 
 @contextmanager

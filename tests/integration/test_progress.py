@@ -19,7 +19,7 @@ import demo_pair
 from deploy.stack.processes import end_tree
 from tests.integration.stack_process import END_LIMIT, ROOT, START_LIMIT, TARGET, running
 
-UP = ("up", "--no-ray", "--listen", "127.0.0.1:0", "--http", "none", "--target", TARGET)
+UP = ("up", "--listen", "127.0.0.1:0", "--http", "none", "--target", TARGET)
 
 
 def on_a_terminal(*words: str) -> tuple[str, str]:
