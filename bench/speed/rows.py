@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.harness.child import BenchChild
+from bench.harness.child import BenchChild, descendants
 from bench.harness.runs import BenchError, Run
 from bench.harness.sessions import (
     LOAD_LIMIT,
@@ -35,7 +35,7 @@ from bench.harness.sessions import (
 from bench.peers.library import PRECISIONS, command, exported
 from bench.relay.link import RelayLink
 from bench.speed.prompts import SpeedPrompt, training_files
-from deploy.stack.processes import descendants, environment
+from deploy.stack.processes import environment
 from specwire.core.model import ModelError, is_gguf
 from specwire.named_models import included_head
 from specwire.options import cores

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bench.harness.child import descendants
 from bench.speed import rows, run
-from deploy.stack.processes import descendants
 from tests.bench.tiny import save_head, save_pair
 
 OURS = [f"--option={word}" for word in ("--runtime", "torch")]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.stack.processes import descendants, end_tree
+from bench.harness.child import descendants, end_tree
 from tests.integration.stack_process import END_LIMIT, ROOT
 from tests.orchestrator.http.front import TEMPLATE
 from tests.wait import eventually

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import pytest
 
 import demo_pair
-from deploy.stack.processes import end_tree
+from bench.harness.child import end_tree
 from tests.integration.stack_process import END_LIMIT, ROOT, START_LIMIT, TARGET, running
 
 UP = ("up", "--listen", "127.0.0.1:0", "--http", "none", "--target", TARGET)
