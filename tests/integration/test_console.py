@@ -28,8 +28,8 @@ SOON_MS = 10_000
 # Until what a token is told of is drawn.
 SHOWN_MS = 1_000
 # Four draft tokens at a time, whatever pays: what there is to see does not hang on how busy the machine is.
-AT_WORK = json.dumps({"model": "scripted:7:agree=0.8:delay_ms=2", "num_speculative_tokens": 4})
-PAIR = ("--target", "scripted:7:delay_ms=40", "--speculative-config", AT_WORK)
+AT_WORK = ("--draft", "scripted:7:agree=0.8:delay_ms=2", "--plan", "lockstep:4", "--no-ngram")
+PAIR = ("--target", "scripted:7:delay_ms=40", *AT_WORK)
 # Its text repeats itself.
 COPYING = "scripted:7:vocab=64:memory=1:delay_ms=20"
 KINDS = ("accepted", "recovered", "bonus", "direct")
