@@ -53,7 +53,6 @@ COMMANDS = (
     Command("simulate", "say what a setting would do, in virtual time", "deploy.cli.diagnosis.simulate"),
     Command("train-heads", "train a head that drafts beside a target", "deploy.cli.training.train_heads"),
     Command("train-drafter", "train a small drafter of a target's own layers", "deploy.cli.training.train_drafter"),
-    Command("table", "count the n-grams of a corpus, to propose from", "deploy.cli.training.table"),
     Command("usage", "add up what a verifier's sessions used", "deploy.cli.diagnosis.usage"),
     Command("top", "watch an orchestrator's services and sessions", "deploy.cli.diagnosis.top"),
     Command("doctor", "check this machine, a pair of models, a log, an address", "deploy.cli.diagnosis.doctor"),

@@ -274,8 +274,6 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("reference", "stack verify", "PATH", several=True, default=(),
                help="documents to propose from: a file, or a folder with source code and texts; may be repeated "
                     "(default: none)"),
-        Option("table", "stack verify", "FILE", default="",
-               help="n-grams to propose from, by `specwire table build` (default: none)"),
         Option("heads", "stack verify", "HEAD", default="",
                help=HEADS, unlike={"stack": {"default": None, "alone": "heads"}}),
         Option("no-heads", STACK, kind=bool, alone="heads",

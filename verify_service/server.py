@@ -15,8 +15,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import ModelError, SlotModel
 from specwire.core.policy.costs import StepCosts
-from specwire.core.verify.shared_texts import TOKEN_BYTES
-from specwire.core.verify.table import KnownTexts
+from specwire.core.verify.shared_texts import TOKEN_BYTES, ScopeTexts
 from specwire.options import DETACH_GRACE_S, QUEUE, QUEUE_WAIT_S, add_options
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, register_model, registry_of
@@ -284,10 +283,10 @@ def _head_of(lm: SlotModel, heads: str) -> HeadDrafting | None:
         raise ModelError(f"heads: {heads}: {error}") from error
 
 
-def _known(lm: SlotModel, options: ModelServiceOptions) -> KnownTexts:
-    known = known_texts(lm.info, options.references, options.table)
-    for line in known.told():
-        say(f"specwire verify: {line}")
+def _known(lm: SlotModel, options: ModelServiceOptions) -> ScopeTexts | None:
+    known = known_texts(lm.info, options.references)
+    if known is not None:
+        say(f"specwire verify: {known.tokens} tokens of {len(known)} documents to propose from")
     return known
 
 

@@ -58,7 +58,7 @@ class StackError(RuntimeError):
 
 # What the services behind the front doors do not take from a stack, and what only a verifier does.
 NOT_OF_SERVICES = ("listen", "insecure", "tls", "metrics")
-NOT_OF_DRAFTERS = ("deterministic", "ngram", "text_memory", "references", "table", "heads")
+NOT_OF_DRAFTERS = ("deterministic", "ngram", "text_memory", "references", "heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class StackOptions:
 
     Attributes:
         draft: None runs without a drafter. more_drafts: of further drafters.
-        also: further targets, which requests name; without heads, references and table, which are of one model.
+        also: further targets, which requests name; without heads and references, which are of one model.
         redis_url: None starts a private Redis; with one_process the log is in memory.
         listen: of the orchestrator; the other services take free ports on loopback.
         heads: "" for none.
@@ -96,7 +96,6 @@ class StackOptions:
     ngram: bool = True
     text_memory: int = TEXT_MEMORY
     references: tuple[str, ...] = ()
-    table: str = ""
     heads: str = ""
     insecure: bool = False
     tls: ServerTls | None = None
@@ -148,8 +147,7 @@ class StackOptions:
         """Return each verifier by its role: verifier, verifier-2, ..."""
         first = self.verifier()
         others = [
-            replace(first, model=model, kv_type=self._kv_type(model), references=(), table="", heads="")
-            for model in self.also
+            replace(first, model=model, kv_type=self._kv_type(model), references=(), heads="") for model in self.also
         ]
         return {
             VERIFIER if number == 1 else f"{VERIFIER}-{number}": options

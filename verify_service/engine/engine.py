@@ -25,7 +25,7 @@ from specwire.core.policy.drafters import PlannedStep
 from specwire.core.policy.windows import Share, StepCandidate, least_charge_us, longest_rest, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
-from specwire.core.verify.table import KnownTexts
+from specwire.core.verify.shared_texts import ScopeTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from specwire.telemetry.tally import SIZES, STEPS, Histogram, SpeculationCounts
 from verify_service.engine.batch import (
@@ -189,7 +189,7 @@ class Engine:
         drafting: HeadDrafting | None = None,
         shares: TenantShares | None = None,
         text_memory: int = 0,
-        known: KnownTexts | None = None,
+        known: ScopeTexts | None = None,
     ) -> None:
         """patient: see `specwire.core.policy.windows.schedule`; ngram and those after it: see `SessionManager`.
 

@@ -19,10 +19,9 @@ from torch import nn
 
 from specwire.core.model import AUTO, Feed, ModelError, is_gguf
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.kv_cache import Sizes
 from specwire.lm.load import native_dtype
-from specwire.lm.model_files import ModelText, files_fingerprint, read_text
+from specwire.lm.model_files import ModelText, files_fingerprint
 from specwire.lm.pretrained import CPU, DTYPES, outline, pretrained
 from specwire.lm.runners.select import How, runner_for
 from specwire.lm.training.kept_texts import BEST, NONE, KeptTexts, TokenRows, kept_about
@@ -71,11 +70,6 @@ def answers_of(
         OwnAnswers(teacher, asked, kept, SEED).write(tokens, tell)
     kept.first(tokens)
     return kept
-
-
-def text_of_target(spec: str) -> ModelText:
-    """Its tokenizer and templates, wherever they are."""
-    return text_of(read_gguf(spec)) if is_gguf(spec) else read_text(spec)
 
 
 def digest_of(spec: str) -> str:

@@ -12,9 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM
 
-from deploy.cli.main import main
 from specwire.core.model import ModelError
-from specwire.core.verify.table import NgramTable
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.model_files import ModelText
 from specwire.lm.training.chains import guessed, own_ids_of
@@ -22,8 +20,7 @@ from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, ba
 from specwire.lm.training.loop import draft_ids
 from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
 from specwire.lm.training.prompts import Prompts, functions_of, texts_of
-from specwire.text.table_file import load_table
-from tests.lm.training.answering import TAPS, WIDTH, WORDS, answer_shortly, keep_answers, save_target
+from tests.lm.training.answering import TAPS, WIDTH, WORDS, answer_shortly, save_target
 
 ABOUT = {"target": "tiny"}
 
@@ -102,27 +99,6 @@ def test_texts_of_another_target_are_refused(about: dict[str, str], width: int, 
     KeptTexts(tmp_path, WIDTH, ABOUT)
     with pytest.raises(ModelError, match=f"about.json: {message}"):
         KeptTexts(tmp_path, width, about)
-
-
-def test_a_table_is_built_of_answers_that_are_learnt(target: str, tmp_path: Path) -> None:
-    """Behind tokens of prompts, too; of another target's answers there is none."""
-    answers, out = tmp_path / "answers", tmp_path / "own.table"
-    keep_answers(target, answers, texts=42)
-    built = ["table", "build", str(answers), "--tokenizer", target, "--order", "4", "--out", str(out)]
-    assert main(built) == 0
-    kept = KeptTexts(answers, WIDTH, {})
-    said = [kept.rows(text).tokens[text.learnt - 3 :] for text in kept.learnt]
-    expected = NgramTable.built([tokens.tolist() for tokens in said], 4, "")
-    found = load_table(out)
-    assert found.contexts == expected.contexts
-    for tokens in said:
-        for end in range(3, len(tokens)):
-            tail = tokens[end - 3 : end].tolist()
-            assert found.following(tail, 1) == expected.following(tail, 1)
-    assert expected.following(kept.rows(kept.learnt[0]).tokens[2:5].tolist(), 1)[0]
-    told = json.loads((answers / "about.json").read_text())
-    (answers / "about.json").write_text(json.dumps(told | {"target": "other"}))
-    assert main(built) == 1
 
 
 def test_the_first_texts_are_those_with_so_many_tokens_of_answers(answering: Teacher, tmp_path: Path) -> None:
