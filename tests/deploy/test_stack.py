@@ -119,11 +119,11 @@ async def test_targets_of_one_name_are_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_one_models_stays_with_it() -> None:
-    options = StackOptions("scripted:7", "scripted:7", also=("scripted:8",), table="t", references=("r",), heads="h")
+    options = StackOptions("scripted:7", "scripted:7", also=("scripted:8",), references=("r",), heads="h")
     services = options.services()
     assert list(services) == ["verifier", "verifier-2", "drafter"]
     second = services["verifier-2"]
-    assert (second.model, second.table, second.references, second.heads) == ("scripted:8", "", (), "")
+    assert (second.model, second.references, second.heads) == ("scripted:8", (), "")
 
 
 async def test_an_edge_is_told_before_its_weights_load(foreign: str) -> None:
