@@ -187,7 +187,7 @@ test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test-all runs it too 
 	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_gguf_tokenizer.py tests/lm/test_llamacpp.py tests/lm/test_llamacpp_real.py \
 	    tests/test_llamacpp_check.py tests/integration/test_llamacpp.py tests/integration/test_real_model.py
 
-test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack under Ray
+test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack
 	$(VENV)/floors/bin/python -m pytest -q --max-worker-restart=0 -n $(WORKERS) --dist loadfile --session-timeout=3600 $(FLOORS_TESTS)
 	$(VENV)/floors/bin/python -m pytest -q --timeout=600 tests/integration/test_stack.py
 

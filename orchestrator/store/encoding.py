@@ -138,7 +138,6 @@ class RecordHead(Struct):
     version: int
     tenant: str
     request_id: str
-    private: bool = False
 
 
 ENCODER = msgspec.json.Encoder(order="deterministic")  # of ids that are a set
@@ -175,15 +174,6 @@ def request_of(data: bytes) -> tuple[str, str]:
     except ValueError:
         return "", ""
     return head.tenant, head.request_id
-
-
-def whose(data: bytes) -> tuple[str, bool] | None:
-    """Tenant of a record, and whether it is private; None where it cannot be read."""
-    try:
-        head = decoded(data, RecordHead)
-    except ValueError:
-        return None
-    return head.tenant, head.private
 
 
 def _sampling(found: SamplingFields) -> Sampling:

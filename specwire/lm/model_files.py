@@ -28,9 +28,6 @@ ADAPTER = "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Of a file of tensors: the number that is its header's length, and the longest header that the library reads.
 HEADER_BYTES, MOST_HEADER = 8, 100_000_000
-# What may stand beside the weights: the above, and tokenizers in older formats.
-BESIDE = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE)
-OLDER = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 
 class ModelText(NamedTuple):
@@ -183,15 +180,6 @@ def read_file(spec: str, name: str) -> bytes:
     options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     path = cached_file(spec, name, **options)
     return Path(path).read_bytes() if path else b""
-
-
-def copy_beside(spec: str, folder: Path) -> None:
-    """Copy what stands beside a model's weights to a folder, byte by byte."""
-    for name in (*BESIDE, *OLDER):
-        with file_of(spec, name):
-            content = read_file(spec, name)
-        if content:
-            (folder / name).write_bytes(content)
 
 
 def _converted(spec: str) -> bytes:

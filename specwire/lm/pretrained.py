@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.gguf_weights import config_of, model_of_file
 from specwire.lm.heads.head import Head
-from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
+from specwire.lm.heads.select import LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes
@@ -163,18 +162,9 @@ def load_pretrained(
     if known.says is not None:
         runner = DraftVocabularyRunner(runner, known.says, target)
     lm = _over_slots(runner, info, count, unassigned, skimmed, drafter)
-    if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
-        lm.current = head.current
-        lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
     del model
     give_back_freed()
     return lm
-
-
-def _load_version(
-    load: Callable[[Path], HeadFactory], slots: int, context: int, dtype: torch.dtype, runtime: str, folder: Path
-) -> Head:
-    return load(folder)(slots, context, dtype, runtime)
 
 
 @dataclass(slots=True)

@@ -119,7 +119,7 @@ class ModelServiceOptions:
         insecure: listen on an address other than loopback without encryption. tls: of figures, too.
         keys: who may call; None lets in everybody who can connect.
         text_memory: bytes. kv_memory: bytes, for as many slots as fit; None goes by `slots`.
-        ngram, text_memory, references, table, heads, deterministic, engine: nothing to a drafter.
+        ngram, text_memory, references, heads, deterministic, engine: nothing to a drafter.
         engine_options: of vLLM's EngineArgs, a JSON object. compiled: `specwire.lm.load.load_model`.
     """
 
@@ -137,7 +137,6 @@ class ModelServiceOptions:
     ngram: bool = True
     text_memory: int = TEXT_MEMORY
     references: tuple[str, ...] = ()
-    table: str = ""
     quantization: str = "none"
     deterministic: bool = False
     heads: str = ""

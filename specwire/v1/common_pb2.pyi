@@ -209,7 +209,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, known_tokenizer_hash: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens", "quantization", "deterministic", "region", "token_text", "text_room", "learnt", "cores")
+    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens", "quantization", "deterministic", "region", "token_text", "text_room", "cores")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -240,7 +240,6 @@ class GetModelInfoResponse(_message.Message):
     REGION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_TEXT_FIELD_NUMBER: _ClassVar[int]
     TEXT_ROOM_FIELD_NUMBER: _ClassVar[int]
-    LEARNT_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
@@ -265,25 +264,8 @@ class GetModelInfoResponse(_message.Message):
     region: str
     token_text: TokenText
     text_room: int
-    learnt: Learnt
     cores: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., quantization: _Optional[str] = ..., deterministic: _Optional[bool] = ..., region: _Optional[str] = ..., token_text: _Optional[_Union[TokenText, str]] = ..., text_room: _Optional[int] = ..., learnt: _Optional[_Union[Learnt, _Mapping]] = ..., cores: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Learnt(_message.Message):
-    __slots__ = ("version", "tenants", "acceptance_before", "acceptance_after", "loss_before", "loss_after")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    TENANTS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_BEFORE_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_AFTER_FIELD_NUMBER: _ClassVar[int]
-    LOSS_BEFORE_FIELD_NUMBER: _ClassVar[int]
-    LOSS_AFTER_FIELD_NUMBER: _ClassVar[int]
-    version: str
-    tenants: _containers.RepeatedScalarFieldContainer[str]
-    acceptance_before: float
-    acceptance_after: float
-    loss_before: float
-    loss_after: float
-    def __init__(self, version: _Optional[str] = ..., tenants: _Optional[_Iterable[str]] = ..., acceptance_before: _Optional[float] = ..., acceptance_after: _Optional[float] = ..., loss_before: _Optional[float] = ..., loss_after: _Optional[float] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., quantization: _Optional[str] = ..., deterministic: _Optional[bool] = ..., region: _Optional[str] = ..., token_text: _Optional[_Union[TokenText, str]] = ..., text_room: _Optional[int] = ..., cores: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "microseconds")

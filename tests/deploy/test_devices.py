@@ -100,7 +100,6 @@ def test_a_target_without_a_device_is_refused() -> None:
         ("--compile",),
         ("--deterministic",),
         ("--device", "cuda:0"),
-        ("--speculative-config", "{}"),
     ],
 )
 def test_the_included_head_comes_with_its_target(

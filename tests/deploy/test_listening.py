@@ -33,7 +33,7 @@ async def test_figures_ports_are_looked_at_before_anything_is_loaded(taken_addre
     """Also those of the services, which are behind the orchestrator's."""
     host, _, port = taken_address.rpartition(":")
     for metrics in (taken_address, f"{host}:{int(port) - 1}"):
-        options = StackOptions("scripted:7", None, listen="127.0.0.1:0", metrics=metrics, ray=False)
+        options = StackOptions("scripted:7", None, listen="127.0.0.1:0", metrics=metrics)
         with pytest.raises(StackError) as refused:
             await stack.start(options, tmp_path, pytest.fail)
         # The one before it may be somebody else's by chance: then that is refused.
@@ -42,7 +42,7 @@ async def test_figures_ports_are_looked_at_before_anything_is_loaded(taken_addre
 
 
 async def test_each_door_has_an_address_of_its_own(dead_address: str, tmp_path: Path) -> None:
-    options = StackOptions("scripted:7", None, listen="127.0.0.1:0", http=dead_address, metrics=dead_address, ray=False)
+    options = StackOptions("scripted:7", None, listen="127.0.0.1:0", http=dead_address, metrics=dead_address)
     with pytest.raises(StackError, match=f"metrics: {dead_address} cannot be used: Address already in use"):
         await stack.start(options, tmp_path, pytest.fail)
 

@@ -26,7 +26,7 @@ GO = ROOT / "examples" / "go" / "build" / "client"
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    words = ("up", "--no-ray", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT)
+    words = ("up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT)
     with running(*words) as stack:
         yield str(json.loads(stack.line())["address"])
         stack.process.send_signal(signal.SIGINT)

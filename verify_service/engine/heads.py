@@ -103,7 +103,6 @@ class HeadDrafting:
     """
 
     def __init__(self, heads: DraftingModel, depth: HeadDepth) -> None:
-        self._given = heads
         self._heads: DraftingModel | None = heads
         self._depth = depth
         self._let_be = 0
@@ -121,13 +120,6 @@ class HeadDrafting:
         self._begun = False
         # What drafts of the present try may still take; 0 for none.
         self._trying_us = 0.0
-
-    def renew(self) -> None:
-        """The head has another version, which may work and pay although the former one did not."""
-        self._heads, self._short, self._short_until_us = self._given, False, 0.0
-        self._heeding, self._in_vain, self._kept, self._let_be = True, False, FeatureRetention(), 0
-        self._trying_us = 0.0
-        self._depth.pays = True
 
     @property
     def works(self) -> bool:

@@ -171,5 +171,3 @@ SHARED_ORDERS = (16, 8, 4, 2)
 # Their latest occurrences that are counted to find the likeliest continuation, and links of a chain that are followed
 # for that: a proposal may take 50 us, and 8 votes were right no more often (LOG).
 VOTES, CHAIN_LINKS = 5, 16
-# Tokens that a table of n-grams proposes at most, and the probability by its own counts below which it stops.
-MOST_TABLE_TOKENS, LEAST_PATH_SHARE = 6, 0.1

@@ -19,14 +19,13 @@ from torch import nn
 
 from specwire.core.model import AUTO, Feed, ModelError, is_gguf
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.kv_cache import Sizes
 from specwire.lm.load import native_dtype
-from specwire.lm.model_files import ModelText, files_fingerprint, read_text
+from specwire.lm.model_files import ModelText, files_fingerprint
 from specwire.lm.pretrained import CPU, DTYPES, outline, pretrained
 from specwire.lm.runners.select import How, runner_for
 from specwire.lm.training.kept_texts import BEST, NONE, KeptTexts, TokenRows, kept_about
-from specwire.lm.training.prompts import TURN_TOKENS, Prompts, TargetPrompt, texts_to_be_apart_from
+from specwire.lm.training.prompts import TURN_TOKENS, Prompts, TargetPrompt, texts_of
 from specwire.named_models import located
 from specwire.progress import ProgressBar
 
@@ -48,13 +47,14 @@ def answers_of(
     folder: Path,
     tokens: int,
     apart: Sequence[Path],
+    prompts: Sequence[Path],
     tell: Callable[[str], None],
     taps: tuple[int, ...] = (),
 ) -> KeptTexts:
     """The first so many tokens of a target's own answers: those that a folder keeps, and more where these are too few.
 
-    They share no run with the texts of the files `apart`. taps: what heads read that learn of them; none for those of
-    the folder, or for early, middle and late ones. Raises ModelError.
+    They share no run with the texts of the files `apart`. prompts: files of what is asked first. taps: what heads read
+    that learn of them; none for those of the folder, or for early, middle and late ones. Raises ModelError.
     """
     spec = located(target)
     shape: Any = outline(spec).config.get_text_config()
@@ -65,17 +65,11 @@ def answers_of(
     kept = KeptTexts(folder, len(taps) * shape.hidden_size, about)
     if kept.answers < tokens:
         teacher = Teacher(spec, taps)
-        asked = [*texts_to_be_apart_from(apart)]
-        OwnAnswers(teacher, Prompts(teacher.text, teacher.ends, asked, SEED + len(kept.texts)), kept, SEED).write(
-            tokens, tell
-        )
+        measured, given = [*texts_of(apart, "apart")], [*texts_of(prompts, "prompts")]
+        asked = Prompts(teacher.text, teacher.ends, measured, SEED + len(kept.texts), given)
+        OwnAnswers(teacher, asked, kept, SEED).write(tokens, tell)
     kept.first(tokens)
     return kept
-
-
-def text_of_target(spec: str) -> ModelText:
-    """Its tokenizer and templates, wherever they are."""
-    return text_of(read_gguf(spec)) if is_gguf(spec) else read_text(spec)
 
 
 def digest_of(spec: str) -> str:

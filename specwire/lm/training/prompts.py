@@ -1,4 +1,4 @@
-"""What a target is asked, so that it can be learnt what it answers: turns of its own making, and docstrings.
+"""What a target is asked, to learn what it answers: given prompts, turns of its own making, and docstrings.
 
 A model that was taught on chats also says what a user would, behind the header of a user's turn (Xu et al. 2024,
 Magpie, arXiv 2406.08464); half of these turns are begun for it (OPENINGS), since by itself it asks for little but
@@ -118,8 +118,10 @@ class DescribedFunction(NamedTuple):
 class Prompts:
     """Requests, each of them once."""
 
-    def __init__(self, text: ModelText, ends: Iterable[int], apart: Sequence[str], seed: int) -> None:
-        """ends: ids that end a text. apart: texts to measure by. Raises ModelError."""
+    def __init__(
+        self, text: ModelText, ends: Iterable[int], apart: Sequence[str], seed: int, given: Sequence[str] = ()
+    ) -> None:
+        """ends: ids that end a text. apart: texts to measure by. given: what is asked first. Raises ModelError."""
         if not text.tokenizer_json:
             raise ModelError("target: has no tokenizer, so it cannot be asked anything")
         self._tokenizer = Tokenizer.from_str(text.tokenizer_json.decode())
@@ -128,15 +130,21 @@ class Prompts:
         self._passages = passages(Random(seed))
         self._apart = {run for each in apart for run in _runs(self.encoded(each))}
         self._asked: set[str] = set()
+        self._given = [*given]
+        self._random.shuffle(self._given)
 
     def encoded(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def next(self) -> TargetPrompt:
-        """A "turn" that is still to be said, or a whole request: of "plain" text, for "code", a "question", or of a
-        "passage".
+        """What is "given"; then a "turn" that is still to be said, or a whole request: of "plain" text, for "code", a
+        "question", or of a "passage".
         """
+        while self._given:
+            ids = [*self.frame.before, *self.encoded(self._given.pop()), *self.frame.behind]
+            if len(ids) < PROMPT.stop and self.new(ids):
+                return TargetPrompt(ids, True, "given")
         while True:
             kind = self._kind()
             if kind == "turn":
@@ -188,11 +196,11 @@ class Prompts:
         return self._apart.isdisjoint(_runs(ids))
 
 
-def texts_to_be_apart_from(paths: Iterable[Path]) -> Iterator[str]:
+def texts_of(paths: Iterable[Path], option: str) -> Iterator[str]:
     """Of a .jsonl file each line's "turns", "prompt", "question" or "text"; of any other file all of it.
 
     Raises:
-        ModelError: names the file that cannot be read.
+        ModelError: names the file that cannot be read, and the option that named it.
     """
     for path in paths:
         try:
@@ -205,7 +213,7 @@ def texts_to_be_apart_from(paths: Iterable[Path]) -> Iterator[str]:
                 turns = told.get("turns") or [told[key] for key in ("prompt", "question", "text") if key in told]
                 yield from map(str, turns)
         except (OSError, ValueError, AttributeError) as error:
-            raise ModelError(f"apart: {path}: cannot be read: {error}") from error
+            raise ModelError(f"{option}: {path}: cannot be read: {error}") from error
 
 
 def described_functions(random: Random) -> Iterator[DescribedFunction]:

@@ -12,18 +12,15 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM
 
-from deploy.cli.main import main
 from specwire.core.model import ModelError
-from specwire.core.verify.table import NgramTable
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.model_files import ModelText
 from specwire.lm.training.chains import guessed, own_ids_of
-from specwire.lm.training.distillation import draft_ids
 from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, batches, parted
+from specwire.lm.training.loop import draft_ids
 from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
-from specwire.lm.training.prompts import OPENINGS, PASSAGE, Prompts, functions_of, parts_of, texts_to_be_apart_from
-from specwire.text.table_file import load_table
-from tests.lm.training.answering import TAPS, TEMPLATE, WIDTH, WORDS, answer_shortly, keep_answers, save_target
+from specwire.lm.training.prompts import OPENINGS, PASSAGE, Prompts, functions_of, parts_of, texts_of
+from tests.lm.training.answering import TAPS, TEMPLATE, WIDTH, WORDS, answer_shortly, save_target
 
 ABOUT = {"target": "tiny"}
 
@@ -104,27 +101,6 @@ def test_texts_of_another_target_are_refused(about: dict[str, str], width: int, 
         KeptTexts(tmp_path, width, about)
 
 
-def test_a_table_is_built_of_answers_that_are_learnt(target: str, tmp_path: Path) -> None:
-    """Behind tokens of prompts, too; of another target's answers there is none."""
-    answers, out = tmp_path / "answers", tmp_path / "own.table"
-    keep_answers(target, answers, texts=42)
-    built = ["table", "build", str(answers), "--tokenizer", target, "--order", "4", "--out", str(out)]
-    assert main(built) == 0
-    kept = KeptTexts(answers, WIDTH, {})
-    said = [kept.rows(text).tokens[text.learnt - 3 :] for text in kept.learnt]
-    expected = NgramTable.built([tokens.tolist() for tokens in said], 4, "")
-    found = load_table(out)
-    assert found.contexts == expected.contexts
-    for tokens in said:
-        for end in range(3, len(tokens)):
-            tail = tokens[end - 3 : end].tolist()
-            assert found.following(tail, 1) == expected.following(tail, 1)
-    assert expected.following(kept.rows(kept.learnt[0]).tokens[2:5].tolist(), 1)[0]
-    told = json.loads((answers / "about.json").read_text())
-    (answers / "about.json").write_text(json.dumps(told | {"target": "other"}))
-    assert main(built) == 1
-
-
 def test_the_first_texts_are_those_with_so_many_tokens_of_answers(answering: Teacher, tmp_path: Path) -> None:
     kept = KeptTexts(tmp_path, WIDTH, ABOUT)
     OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(60, print)
@@ -147,7 +123,7 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
     teacher_text = ModelText(_tokenizer().to_str().encode(), "", {}, {})
     run = " ".join(f"w{n}" for n in range(13))
     (tmp_path / "bench.jsonl").write_text(json.dumps({"turns": ["w1 w2", f"w40 {run} w41"]}) + "\n")
-    prompts = Prompts(teacher_text, [2], [*texts_to_be_apart_from([tmp_path / "bench.jsonl"])], seed=1)
+    prompts = Prompts(teacher_text, [2], [*texts_of([tmp_path / "bench.jsonl"], "apart")], seed=1)
     assert not prompts.new(prompts.encoded(f"w30 w31 {run}"))
     assert not prompts.is_apart(prompts.encoded(f"{run} w9"))
     assert prompts.new(prompts.encoded(f"w30 {run.removesuffix('w12')} w31"))
@@ -156,7 +132,21 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
 def test_what_cannot_be_read_to_be_apart_from_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text("{")
     with pytest.raises(ModelError, match=r"apart: .*broken.jsonl: cannot be read"):
-        [*texts_to_be_apart_from([tmp_path / "broken.jsonl"])]
+        [*texts_of([tmp_path / "broken.jsonl"], "apart")]
+
+
+def test_what_is_given_is_asked_first_and_once(answering: Teacher, tmp_path: Path) -> None:
+    """But for what is too long, and what is measured by."""
+    (tmp_path / "users.jsonl").write_text("".join(json.dumps({"prompt": f"w1 w{n} w2"}) + "\n" for n in range(9)))
+    run = " ".join(f"w{n}" for n in range(13))
+    given = [*texts_of([tmp_path / "users.jsonl"], "prompts"), "w1 w3 w2", run, "w7 " * 400]
+    prompts = Prompts(answering.text, answering.ends, [f"w40 {run}"], 3, given)
+    asked = [prompts.next() for _ in range(12)]
+    assert [each.kind for each in asked].count("given") == 9
+    assert {each.kind for each in asked[:9]} == {"given"}
+    frame = prompts.frame
+    said = sorted(tuple(each.ids[len(frame.before) : -len(frame.behind)]) for each in asked[:9])
+    assert said == sorted(tuple(prompts.encoded(f"w1 w{n} w2")) for n in range(9))
 
 
 def test_functions_with_docstrings_are_found(tmp_path: Path) -> None:
