@@ -21,11 +21,11 @@ from specwire.lm import Feed, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.kv_memory import position_bytes, readable
-from specwire.lm.load import check_directory, native_dtype, native_precision
+from specwire.lm.load import native_dtype, native_precision
 from specwire.lm.pretrained import outline
 from specwire.lm.runners.hybrid import slot_state_bytes
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.named_models import located
+from specwire.named_models import check_directory, located
 from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint
 from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 
