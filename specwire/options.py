@@ -330,6 +330,11 @@ TABLE: dict[str, tuple[Option, ...]] = {
                help="HOST:PORT for Prometheus, encrypted where the service is (default: nowhere)"),
         Option("grace", SERVING, "S", float, DRAIN_GRACE,
                help="on a signal, let what runs go on for so long (default: %(default)g s)"),
+        Option("max-tokens-default", DOORS, "N", int, 0,
+               help="tokens of an answer whose request says nothing (default: 16 for HTTP's completions, else what the"
+                    " context holds)"),
+        Option("max-tokens-limit", DOORS, "N", int, 0,
+               help="most tokens of an answer; a request that names more is refused (default: what the context holds)"),
         Option("log-prompts", DOORS, kind=bool, help="log what is asked and answered, at level info (default: never)"),
         Option("file", "deploy", "CONFIG", positional="", help="YAML with pools and orchestrators (docs/DEPLOY.md)"),
         Option("wanted", "scale", "POOL=N", positional="+", help="replicas of a pool"),

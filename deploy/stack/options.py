@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import demo_pair
-from orchestrator.options import HttpAccess, check_drafters_per_session, check_http, check_sse_keep_alive
+from orchestrator.options import (
+    HttpAccess,
+    OutputLengths,
+    check_drafters_per_session,
+    check_http,
+    check_sse_keep_alive,
+)
 from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import InvalidPlan, parse_plan
@@ -233,6 +239,8 @@ class StackOptions:
     tool_format: str = ""
     http_access: HttpAccess = HttpAccess()
     sse_keep_alive: float = SSE_KEEP_ALIVE_S
+    max_tokens_default: int = 0
+    max_tokens_limit: int = 0
     metrics: str = ""
     log_prompts: bool = False
     plan: str = "auto"
@@ -243,6 +251,7 @@ class StackOptions:
         check_exposure(self.listen, self.tls, self.insecure)
         check_http(self.http, self.tls, self.insecure)
         check_sse_keep_alive(self.sse_keep_alive)
+        OutputLengths(self.max_tokens_default, self.max_tokens_limit).check_options()
         self.services()  # validates what they are given
         twice = [model for model in self.also if (self.target, *self.also).count(model) > 1]
         if twice:

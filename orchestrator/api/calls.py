@@ -234,7 +234,7 @@ class GenerationHandler:
                 check_owner(request.parent, tenant, "parent")
             parent = "" if request.whole_prompt else request.parent
             before = await tokens_of(parent, tenant, vocabulary, self._orchestrator)
-            record = await record_of(request, target, tenant, seed, before, chat)
+            record = await record_of(request, target, tenant, seed, before, chat, self._orchestrator.options.lengths)
         except (InvalidParameter, StatusError):
             driver = await self._repeats.begun(request, tenant)
             if driver is None:

@@ -44,8 +44,8 @@ class GenerationOptions:
     """How a prompt is completed.
 
     Attributes:
-        max_tokens: 0 asks for as many as the context holds.
-        fit_context: lower max_tokens to what the context has room for; else one that does not fit is refused.
+        max_tokens: 0 asks for the service's default, mostly as many as the context holds.
+        fit_context: lower max_tokens to what the context has room for and the service allows; else more is refused.
         temperature: 0 is greedy.
         top_k: 0 keeps all.
         seed: of 64 bits, signed or not; None lets the service draw one. What is used is told in Started.

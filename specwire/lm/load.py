@@ -38,7 +38,7 @@ from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.self_speculation import is_self
 from specwire.lm.kv_cache import LanguageModel
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.named_models import included_head, located
+from specwire.named_models import check_directory, included_head, located
 
 logger = logging.getLogger(__name__)
 
@@ -259,13 +259,6 @@ def _check_for_llamacpp_only(spec: str, asked: Loading) -> None:
             raise ModelError(f"{name}: is for {GGUF} files that {LLAMACPP} computes, not for {spec} on {asked.runtime}")
     if asked.runtime == LLAMACPP:
         raise ModelError(f"runtime: {LLAMACPP} is for {GGUF} files, not for {spec}")
-
-
-def check_directory(spec: str) -> None:
-    """ModelError for what can only be a local directory, and is none."""
-    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
-    if not spec or (looks_local and not Path(spec).expanduser().is_dir()):
-        raise ModelError(f"model {spec!r}: there is no such directory")
 
 
 def _scripted(spec: str, asked: Loading) -> LanguageModel:

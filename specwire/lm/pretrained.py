@@ -78,6 +78,7 @@ from specwire.lm.runners.select import (
 )
 from specwire.lm.runners.trial import Trial
 from specwire.lm.weights_file import give_back_freed, given_back
+from specwire.named_models import check_directory
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
 
@@ -413,6 +414,7 @@ def _config(spec: str) -> PreTrainedConfig:
     """Code in the model's folder is not run; without a word from us the library would ask at a terminal."""
     if is_gguf(spec):
         return config_of(read_gguf(spec))
+    check_directory(spec)
     location = _location(spec)
     try:
         said: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
@@ -426,7 +428,8 @@ def _config(spec: str) -> PreTrainedConfig:
     except Exception as error:  # any error that the library raises for a broken or foreign directory
         reason = first_line(error)
         named = reason if CONFIG in reason else f"{CONFIG}: {reason}"
-        raise ModelError(f"model {spec!r} has no configuration that can be read: {named}") from error
+        where = "" if Path(location).is_dir() else " is no directory here, and as a name of the hub"
+        raise ModelError(f"model {spec!r}{where} has no configuration that can be read: {named}") from error
     return config
 
 

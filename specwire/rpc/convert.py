@@ -9,7 +9,7 @@ from typing import cast
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from specwire.core.invalid import ContextExceeded, InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import (
     LogprobsOf,
@@ -216,30 +216,6 @@ def stopping_from_wire(
     if vocabulary is not None:
         check_min_tokens(stopping, frozenset(eos_ids), vocabulary)
     return stopping
-
-
-def fitted_stopping(
-    message: common_pb2.Stopping, prompt_length: int, context: int, context_now: int | None = None
-) -> common_pb2.Stopping:
-    """With max_tokens as it is served: 0 means all that the context has room for; more is refused, or lowered.
-
-    context_now: what there is of it at the moment, None for all.
-
-    Raises:
-        ContextExceeded: it does not fit, and the request does not allow to lower it.
-    """
-    room = context - prompt_length
-    if message.max_tokens > room and not message.fit_context:
-        raise ContextExceeded(
-            "max_tokens", f"{message.max_tokens} do not fit, the prompt leaves room for {room}", context
-        )
-    room_now = room if context_now is None else context_now - prompt_length
-    all_of_it = room_now if room_now > 0 else room
-    fitted = common_pb2.Stopping()
-    fitted.CopyFrom(message)
-    if not message.max_tokens or message.fit_context:
-        fitted.max_tokens = min(message.max_tokens or all_of_it, all_of_it)
-    return fitted
 
 
 def logprobs_to_wire(reported: Iterable[TokenLogprobs]) -> list[common_pb2.TokenLogprobs]:

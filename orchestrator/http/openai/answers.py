@@ -337,8 +337,9 @@ def _no_id() -> InvalidParameter:
 # Server-sent events (the WHATWG's HTML standard, section 9.2), as OpenAI's API ends them: with [DONE].
 
 DONE = b"data: [DONE]\n\n"
-# A line that every reader of events skips.
-COMMENT = b": nothing yet\n\n"
+# A line that every reader of events skips. No blank line follows: openai's clients take one for an event without data
+# once an `id` has come (Python), or always (Go), and fail.
+COMMENT = b": nothing yet\n"
 
 Leave = Callable[[], Awaitable[object]]
 HEADERS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -11,8 +12,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from orchestrator.admission import MOST_REQUEST_ID
 from orchestrator.api.calls import merged
-from orchestrator.api.requests import check_copies, check_size, single_requests
+from orchestrator.api.requests import check_copies, check_size, checked_request_id, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.chat.fields import is_ids, shown
 from orchestrator.chat.messages import check_count
@@ -87,7 +89,8 @@ class Completions:
         fields = await self._service.fields(call)
         aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
         prompts = await aside(prompts_of, fields.take("prompt"))
-        request = take_completion(fields, call.headers.get(REQUEST_ID, ""))
+        lengths = self._service.orchestrator.options.lengths
+        request = take_completion(fields, call.headers.get(REQUEST_ID, ""), lengths.default)
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
         return await self._answer(call, CompletionShape(), request, served, prompts)
@@ -95,8 +98,8 @@ class Completions:
     async def _answer(
         self, call: Call, shape: AnswerShape, request: CompletionRequest, served: Served, prompts: Sequence[Prompt]
     ) -> ASGIApp:
-        for prompt in prompts:
-            check_size(prompt, served.target)  # before it is copied for each of its sessions
+        for prompt in prompts:  # before it is copied for each of its sessions
+            check_size(prompt, served.target, room=0 if request.scores_only else 1)
         requests = sessions_of(request, prompts)
         places = _places(call, request, len(requests), shape.resumable)
         handler, parent = self._service.handler, call.headers.get(TRACEPARENT, "")
@@ -186,9 +189,16 @@ def sessions_of(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[p
 
 
 def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.GenerateRequest]:
-    """The requests with ids of their own, where the request has one: an id stands for one session."""
+    """The requests with ids of their own, where the request has one: an id stands for one session.
+
+    A long one's digest stands for it, so that there is room for the number. Raises InvalidParameter.
+    """
+    checked_request_id(request_id)
+    stem = request_id
+    if len(f"{stem}{BETWEEN}{MOST_CHOICES}") > MOST_REQUEST_ID:
+        stem = hashlib.sha256(stem.encode()).hexdigest()
     for index, each in enumerate(requests):
-        each.request_id = request_id if len(requests) == 1 or not request_id else f"{request_id}{BETWEEN}{index}"
+        each.request_id = request_id if len(requests) == 1 or not request_id else f"{stem}{BETWEEN}{index}"
     return requests
 
 

@@ -27,7 +27,7 @@ from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of
 from orchestrator.http.openai.answers import FAILURES, Events, EventStream
 from orchestrator.http.openai.completions import begun, demand
-from orchestrator.http.openai.requests import CompletionRequest, take_chat
+from orchestrator.http.openai.requests import CompletionRequest, take_chat, take_length
 from orchestrator.http.openai.response_items import OutputItems, chat_choice, chat_tools, items_of, messages_of
 from orchestrator.http.openai.usage import usage_of
 from orchestrator.session.stats import stats_of
@@ -415,7 +415,7 @@ def _as_chat(fields: Fields, items: list[Json]) -> tuple[Fields, Json]:
     """The request as a chat's, and what a response repeats of it. InvalidParameter names what is not served."""
     instructions, metadata = fields.text("instructions"), fields.inner("metadata")
     tools, choice = fields.take("tools"), fields.take("tool_choice")
-    most, form, effort = fields.whole("max_output_tokens", least=1), _text_format(fields), _effort(fields)
+    most, form, effort = take_length(fields, "max_output_tokens"), _text_format(fields), _effort(fields)
     fields.fixed("truncation", "disabled")
     fields.fixed("background", False)
     fields.fixed("include", [])

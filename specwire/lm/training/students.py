@@ -23,7 +23,6 @@ from specwire.files import replaced_in
 from specwire.lm.heads import eagle3, medusa
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.heads.files import read_config, tensor_names
-from specwire.lm.load import check_directory
 from specwire.lm.model_files import CONFIG, GENERATION, copy_beside, weights_fingerprint
 from specwire.lm.pretrained import Outline, outline, pretrained
 from specwire.lm.scripted import PREFIX
@@ -267,7 +266,6 @@ def _loaded(option: str, spec: str, does: str, device: torch.device) -> tuple[Ou
     """Outline and model in float32. does: what it is to do, for people."""
     if spec.startswith(PREFIX) or is_gguf(located(spec)):
         raise ModelError(f"{option}: {spec}: a scripted model or {GGUF} file cannot {does}")
-    check_directory(spec)
     known = outline(spec)
     if known.says is not None:
         raise ModelError(f"{option}: {spec}: a drafter that says some of its target's ids only cannot {does}")
