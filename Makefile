@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models setup-conformance conformance node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models setup-conformance conformance node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-exact bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -298,8 +298,9 @@ proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what mak
 
 # What goes behind the command, such as --short, or the name of one model.
 REAL ?=
-# Likewise, such as --target qwen2.5-coder-1.5b.
+# Likewise, such as --target qwen2.5-coder-1.5b, or --ways llamacpp.
 REFERENCE ?=
+EXACT ?=
 
 bench-real: $(STAMP) $(PEERS) ## measure models that people run beside llama.cpp and OpenVINO GenAI; goes on where it ended (make bench-real REAL=--short, a quarter of an hour)
 	$(BIN)/python -m bench.speed.run $(REAL)
@@ -330,6 +331,9 @@ bench-heads-ordinary: $(STAMP) ## the same without AVX-512
 
 bench-reference: $(STAMP) ## hold a real GGUF file's greedy texts to transformers' and llama-cpp-python's (make bench-reference REFERENCE='--target FILE', ten minutes)
 	$(BIN)/python -m bench.reference $(REFERENCE)
+
+bench-exact: $(STAMP) ## count a real model's texts that change: asked again, with guesses, in company, by a killed verifier (make bench-exact EXACT='--prompts 40', an hour a way)
+	$(BIN)/python -m bench.exact $(EXACT)
 
 bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, half an hour)
 	$(BIN)/python -m bench.vllm.run

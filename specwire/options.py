@@ -261,7 +261,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
                help="of keys and values, a head's too, such as 8G: as many slots as fit, whatever --slots says"),
         Option("context", "verify draft edge", "N", int, help="positions per session (default: the model's)"),
         Option("deterministic", "stack verify", kind=bool,
-               help="each text a function of itself, bit for bit, whoever shares its forwards; slower (default: off)"),
+               help="refuse to serve where guesses, or who shares a forward, could change a bit; slower on torch "
+                    "(default: off)"),
         Option("ngram", "verify", kind=bool, default=True,
                help="propose what followed the same tokens earlier in the text, where that pays (default: on)"),
         Option("no-ngram", "stack proposer", kind=bool,

@@ -114,7 +114,7 @@ def _kept_in(spec: str, asked: Loading) -> Sequence[str]:
     A forward reads all weights, and of 8 bits half as much as of 16. Products of integers make rows cheap, too; without
     instructions for them rows are dear in 8 bits, so that where they are free in 16 those are kept.
     """
-    said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
+    said = asked.dtype != AUTO or asked.quantization != NONE or asked.compiled
     elsewhere = asked.runtime == TORCH or asked.device != "cpu" or (asked.heads is not None and is_self(asked.heads))
     if said or elsewhere or not is_gguf(spec) or find_spec("openvino") is None or rows_are_free():
         return ()

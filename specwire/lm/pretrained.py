@@ -195,7 +195,7 @@ class ComputePlan:
         if self.how.quantization != NONE and not self._may_be_openvino:
             raise ModelError(
                 f"quantization: {self.how.quantization} is computed by openvino (pip install 'specwire[openvino]') for "
-                f"{', '.join(sorted(MODEL_TYPES))} models on cpu, without deterministic, compile and skipped layers"
+                f"{', '.join(sorted(MODEL_TYPES))} models on cpu, without compile and skipped layers"
             )
 
     def slot_memory(self, positions: int) -> SlotMemory:
@@ -219,7 +219,7 @@ class ComputePlan:
 
     @property
     def _may_be_openvino(self) -> bool:
-        on_cpu = self.device.type == "cpu" and not (self.how.compiled or self.how.deterministic)
+        on_cpu = self.device.type == "cpu" and not self.how.compiled
         fits = self.how.runtime != TORCH and on_cpu and self.config.model_type in MODEL_TYPES
         return fits and find_spec("openvino") is not None
 
@@ -483,7 +483,6 @@ def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how
         info,
         architecture=type(model).__name__,
         device=str(next(model.parameters()).device),
-        deterministic=how.deterministic,
         quantization=how.quantization,
     )
     return info, unassigned

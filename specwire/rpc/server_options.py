@@ -173,8 +173,6 @@ class ModelServiceOptions:
         ):
             if not least <= value <= most:
                 raise InvalidParameter(field, f"must be from {least} to {most}, not {value}")
-        if self.deterministic and self.runtime == "openvino":  # its rounding depends on what it computes together
-            raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
         _check_ranks(self.tensor_parallel_size, self.pipeline_parallel_size, self.engine)
         engine_options(self.engine, self.engine_options)
         if self.context is not None and self.context < 2:
