@@ -75,6 +75,7 @@ def unpack_logprobs(data: bytes) -> TokenLogprobs:
 class ConstraintFields(Struct):
     kind: ConstraintKind
     texts: tuple[str, ...]
+    behind: str = ""
 
 
 class SamplingFields(Struct, rename={"rule_name": "rule"}):
@@ -189,7 +190,7 @@ def whose(data: bytes) -> tuple[str, bool] | None:
 def _sampling(found: SamplingFields) -> Sampling:
     values = asdict(found)
     rule, constraint = values.pop("rule_name"), found.constraint
-    values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts)
+    values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts, constraint.behind)
     return with_rule(Sampling(**values), rule)
 
 
