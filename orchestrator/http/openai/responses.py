@@ -360,7 +360,8 @@ class Responses:
         record, orchestrator = stored.record, self._service.orchestrator
         served = self._service.served(orchestrator.pool.models.name_of(record))
         answer = ResponseAnswer(note, served, record.session_id, record.created)
-        text = OutputText(orchestrator.pool.models.tokenizer_of(record), record.stop)
+        tokenizer = orchestrator.pool.models.tokenizer_of(record)
+        text = OutputText(tokenizer, record.stop, record.stopping.min_tokens)
         driver = orchestrator.sessions.get(record.session_id)
         known = stats_of(driver.view.stats, len(record.prompt)) if driver is not None else _counted(stored)
         await self._admission.aside(tenant, size, _tell_again, answer, stored, text, known)
