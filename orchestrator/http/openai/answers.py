@@ -154,7 +154,8 @@ class ParsedChatShape(ChatShape):
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._session = ""
-        self._called = False
+        # A whole call was told; part of one that broke off was.
+        self._called = self._broke = False
         self._parser = form.parser()
 
     def of_choice(self) -> ParsedChatShape:
@@ -186,7 +187,7 @@ class ParsedChatShape(ChatShape):
         return {"message": message}
 
     def reason(self, reason: str | None) -> str | None:
-        return "tool_calls" if self._called and reason == "stop" else reason
+        return "tool_calls" if self._called and not self._broke and reason == "stop" else reason
 
     def _opening(self, index: int) -> Json:
         return {"id": call_id(self._session, index), "type": "function"}
@@ -209,6 +210,7 @@ class ParsedChatShape(ChatShape):
                     call["function"]["arguments"] += event.arguments
                 case CallEnded():
                     self._called |= event.whole
+                    self._broke |= not event.whole
         if calls:
             delta["tool_calls"] = list(calls.values())
         return {"delta": delta}

@@ -51,10 +51,10 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Json]:
 
 
 def _call(path: str, item: Json) -> Json:
-    for name in ("call_id", "name", "arguments"):
+    for name in ("call_id", "name"):
         if not isinstance(item.get(name), str):
             raise InvalidParameter("input", f"{path}.{name} must be a string, not {shown(item.get(name))}")
-    function = {"name": item["name"], "arguments": item["arguments"]}
+    function = {"name": item["name"], "arguments": item.get("arguments")}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 
