@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
+from specwire.text.json_schema import served_grammar, served_schema
 from specwire.text.sandbox import limit, receive, send, serve
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -169,13 +170,14 @@ GAP: /[ \n]{{0,4}}/
 def _form(constraint: Constraint) -> dict[str, Any]:
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            grammar = LLMatcher.grammar_from_json_schema(constraint.text, defaults={"whitespace_pattern": WHITESPACE})
+            schema = json.dumps(served_schema(json.loads(constraint.text)))
+            grammar = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
         case ConstraintKind.REGEX:
             grammar = LLMatcher.grammar_from_regex(constraint.text)
         case ConstraintKind.CHOICES:
             return {"lark_grammar": "start: " + " | ".join(json.dumps(text) for text in constraint.texts)}
         case ConstraintKind.GRAMMAR:
-            return {"lark_grammar": constraint.text}
+            return {"lark_grammar": served_grammar(constraint.text)}
     (form,) = json.loads(grammar)["grammars"]
     return {**form, "name": "form"}
 
