@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -178,6 +178,8 @@ def _form(constraint: Constraint) -> dict[str, Any]:
             return {"lark_grammar": "start: " + " | ".join(json.dumps(text) for text in constraint.texts)}
         case ConstraintKind.GRAMMAR:
             return {"lark_grammar": served_grammar(constraint.text)}
+        case _:
+            assert_never(constraint.kind)
     (form,) = json.loads(grammar)["grammars"]
     return {**form, "name": "form"}
 

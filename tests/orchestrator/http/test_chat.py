@@ -384,7 +384,8 @@ def test_arguments_in_the_history_are_taken_as_any_server_tells_them() -> None:
     told: list[tuple[Any, Any]] = [
         (each, object_) for each in (object_, text, f"```json\n{text}\n```", f"```{text}```")
     ]
-    told += [(json.dumps(text), object_), *((each, {}) for each in (None, "", " ", "{}", {}, "null"))]
+    nothing: list[Any] = [None, "", " ", "{}", {}, "null"]
+    told += [(json.dumps(text), object_), *((each, {}) for each in nothing)]
     told += [(each, {"arguments": each}) for each in broken]
     for arguments, wanted in told:
         for message in call_with(name="weather", arguments=arguments), call_with(name="weather", arguments=arguments):

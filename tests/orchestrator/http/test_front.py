@@ -74,7 +74,8 @@ def test_every_option_is_grpcs(door: Front) -> None:
 
 def test_nothing_ends_a_text_before_min_tokens(door: Front) -> None:
     """Neither a stop string, wherever it is completed, nor a stop id, streamed or not, over HTTP or gRPC."""
-    words, asked = expected().split(), {"prompt": IDS, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    words = expected().split()
+    asked: dict[str, Any] = {"prompt": IDS, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
     stop = f" {words[2]}"
     for least in (0, 2, 3, 4, 30):
         found = " ".join(words).find(stop, len(" ".join(words[:least])) - len(stop) + 1 if least else 0)

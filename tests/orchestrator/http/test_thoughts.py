@@ -105,7 +105,7 @@ def test_the_official_client_parses_it(door: Front) -> None:
 def test_over_grpc_likewise(door: Front) -> None:
     with Client(door.serving.address, patience=0.0) as client:
         for more in ({"json_schema": SCHEMA}, {"regex": "yes|no"}, {"choices": ["yes"]}, {"grammar": 'start: "yes"'}):
-            done = client.chat(TALK, max_tokens=100, **more)  # type: ignore[arg-type]
+            done = client.chat(TALK, max_tokens=100, **more)
             assert (done.finish_reason, done.reasoning) == (FinishReason.EOS, THOUGHT.strip())
             assert is_thing(done.content) if "json_schema" in more else done.content in ("yes", "no")
 
