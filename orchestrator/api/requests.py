@@ -14,7 +14,7 @@ from dataclasses import replace
 import grpc
 
 from orchestrator.admission import MOST_COMPLETIONS, MOST_NOTE_BYTES, MOST_REFERENCE_BYTES, MOST_REQUEST_ID
-from orchestrator.chat.answer import ChatPrompt
+from orchestrator.chat.answer import ChatPrompt, demand
 from orchestrator.chat.messages import check_count
 from orchestrator.options import UNLIMITED, OutputLengths
 from orchestrator.peers.models import Target
@@ -153,15 +153,10 @@ def digest_of(request: generation_pb2.GenerateRequest) -> str:
 
 
 def with_form(sampling: common_pb2.Sampling, chat: ChatPrompt) -> common_pb2.Sampling:
-    """With the form that the chat's calls must have. InvalidParameter: another one is demanded as well."""
-    if chat.constraint is None:
-        return sampling
-    demanded = sampling.WhichOneof("constraint")
-    if demanded is not None:
-        raise InvalidParameter(demanded, "contradicts tools that a grammar must see to: an answer has one form")
+    """With the form that the chat's answer must have. InvalidParameter: two are demanded."""
     asked = common_pb2.Sampling()
     asked.CopyFrom(sampling)
-    asked.MergeFrom(convert.constraint_to_wire(chat.constraint))
+    demand(asked, chat.constraint, chat.form.thinking)
     return asked
 
 

@@ -48,12 +48,15 @@ class ToolUse:
         """Whether a grammar must see to what was asked for."""
         return self.forced or bool(self.functions and not self.several) or any(each.strict for each in self.functions)
 
-    async def constraint(self, family: ChatFamily, thinking: bool) -> Constraint | None:
-        """What form the text must have. InvalidParameter: the tools are too much for one."""
-        return await asyncio.to_thread(self._constraint, family, thinking) if self.held else None
+    async def constraint(self, family: ChatFamily, thinking: bool | None) -> Constraint | None:
+        """What form the answer must have. thinking: as of `OutputParser`.
 
-    def _constraint(self, family: ChatFamily, thinking: bool) -> Constraint:
-        grammar = call_grammar(family.format, self.functions, self.forced, self.several, thinking)
+        InvalidParameter: the tools are too much for one.
+        """
+        return await asyncio.to_thread(self._constraint, family, bool(thinking)) if self.held else None
+
+    def _constraint(self, family: ChatFamily, thought: bool) -> Constraint:
+        grammar = call_grammar(family.format, self.functions, self.forced, self.several, thought)
         return made_constraint("tools", ConstraintKind.GRAMMAR, [grammar])
 
 
@@ -246,8 +249,10 @@ class Talk:
             raise InvalidParameter("continue_final_message", message)
         return rendered[:end] if rendered.startswith(END_MARK, end) else rendered[:end].rstrip()
 
-    def opens_thought(self, prompt: str) -> bool:
+    def opens_thought(self, prompt: str, family: ChatFamily) -> bool:
         """Whether the answer begins in the middle of the model's reasoning."""
+        if not family.thinks:
+            return False
         if self.goes_on:
             last = self.messages[-1]["content"]
             return bool(last.rfind(THINK) > last.rfind(THOUGHT))

@@ -75,6 +75,7 @@ def unpack_logprobs(data: bytes) -> TokenLogprobs:
 class ConstraintFields(Struct):
     kind: ConstraintKind
     texts: tuple[str, ...]
+    behind: str = ""
 
 
 class SamplingFields(Struct, rename={"rule_name": "rule"}):
@@ -179,7 +180,7 @@ def request_of(data: bytes) -> tuple[str, str]:
 def _sampling(found: SamplingFields) -> Sampling:
     values = asdict(found)
     rule, constraint = values.pop("rule_name"), found.constraint
-    values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts)
+    values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts, constraint.behind)
     return with_rule(Sampling(**values), rule)
 
 

@@ -63,7 +63,7 @@ class GenerationOptions:
         repetition_penalty: of ids in prompt or output, as in transformers; 1 is none.
         presence_penalty, frequency_penalty: of ids in the output, as OpenAI's; 0 is none.
         logit_bias: added to the logits of these ids.
-        min_tokens: before so many, no id that would end the text is drawn.
+        min_tokens: before so many, no id that would end the text is drawn, and no stop string ends it.
         logprobs: report log-probabilities, with so many of the most probable ids for each token; None for no report.
         logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
         echo: True asks for the prompt, in Started.

@@ -74,28 +74,33 @@ def constraint_to_wire(constraint: Constraint | None) -> common_pb2.Sampling:
     """A Sampling that says nothing else."""
     if constraint is None:
         return common_pb2.Sampling()
+    message = common_pb2.Sampling(constraint_behind=constraint.behind)
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return common_pb2.Sampling(json_schema=constraint.text)
+            message.json_schema = constraint.text
         case ConstraintKind.REGEX:
-            return common_pb2.Sampling(regex=constraint.text)
+            message.regex = constraint.text
         case ConstraintKind.CHOICES:
-            return common_pb2.Sampling(choices=common_pb2.Choices(texts=constraint.texts))
+            message.choices.texts.extend(constraint.texts)
         case ConstraintKind.GRAMMAR:
-            return common_pb2.Sampling(grammar=constraint.text)
+            message.grammar = constraint.text
+    return message
 
 
 def constraint_from_wire(message: common_pb2.Sampling) -> Constraint | None:
     """Raises InvalidParameter."""
+    behind = message.constraint_behind
     match message.WhichOneof("constraint"):
         case "json_schema":
-            return Constraint(ConstraintKind.JSON_SCHEMA, (message.json_schema,))
+            return Constraint(ConstraintKind.JSON_SCHEMA, (message.json_schema,), behind)
         case "regex":
-            return Constraint(ConstraintKind.REGEX, (message.regex,))
+            return Constraint(ConstraintKind.REGEX, (message.regex,), behind)
         case "choices":
-            return Constraint(ConstraintKind.CHOICES, tuple(message.choices.texts))
+            return Constraint(ConstraintKind.CHOICES, tuple(message.choices.texts), behind)
         case "grammar":
-            return Constraint(ConstraintKind.GRAMMAR, (message.grammar,))
+            return Constraint(ConstraintKind.GRAMMAR, (message.grammar,), behind)
+        case _ if behind:
+            raise InvalidParameter("constraint_behind", "needs a constraint")
         case _:
             return None
 

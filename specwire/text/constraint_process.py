@@ -12,13 +12,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
+from specwire.text.json_schema import served_grammar, served_schema
 from specwire.text.sandbox import limit, receive, send, serve
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -151,15 +152,36 @@ def _compiled(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
 
 
 def _grammar(constraint: Constraint) -> str:
+    """As the library reads it: the form, and what stands before it, each with a lexer of its own."""
+    form = {"name": "form", **_form(constraint)}
+    if not constraint.behind:
+        return json.dumps({"grammars": [form]})
+    return json.dumps({"grammars": [{"lark_grammar": BEHIND.format(json.dumps(constraint.behind))}, form]})
+
+
+# What is free, up to the first occurrence of a text, and what separates it from the form.
+BEHIND = r"""start: before GAP @form
+before[lazy]: TEXT {}
+TEXT: /(.|\n)*/
+GAP: /[ \n]{{0,4}}/
+"""
+
+
+def _form(constraint: Constraint) -> dict[str, Any]:
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return str(LLMatcher.grammar_from_json_schema(constraint.text, defaults={"whitespace_pattern": WHITESPACE}))
+            schema = json.dumps(served_schema(json.loads(constraint.text)))
+            grammar = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
         case ConstraintKind.REGEX:
-            return str(LLMatcher.grammar_from_regex(constraint.text))
+            grammar = LLMatcher.grammar_from_regex(constraint.text)
         case ConstraintKind.CHOICES:
-            return "start: " + " | ".join(json.dumps(text) for text in constraint.texts)
+            return {"lark_grammar": "start: " + " | ".join(json.dumps(text) for text in constraint.texts)}
         case ConstraintKind.GRAMMAR:
-            return str(LLMatcher.grammar_from_lark(constraint.text))
+            return {"lark_grammar": served_grammar(constraint.text)}
+        case _:
+            assert_never(constraint.kind)
+    (form,) = json.loads(grammar)["grammars"]
+    return {**form, "name": "form"}
 
 
 def _said(said: object) -> str:
@@ -199,7 +221,8 @@ def _session(grammars: Grammars, fd: int) -> None:
 
 
 def _begun(grammars: Grammars, asked: dict[str, Any], fd: int) -> Matching | None:
-    constraint = Constraint(ConstraintKind(asked["kind"]), tuple(asked["texts"]))
+    told = asked["constraint"]
+    constraint = Constraint(ConstraintKind(told["kind"]), tuple(told["texts"]), told["behind"])
     try:
         matching = grammars.begin(constraint)
     except InvalidParameter as error:

@@ -29,7 +29,6 @@ from specwire.lm.model_config import quantized_by
 from specwire.lm.pretrained import _describe_files, outline
 from specwire.lm.runners import vllm
 from specwire.lm.runners.hugging_face import HuggingFaceRunner, SlotCache
-from specwire.lm.training.own_answers import text_of_target
 from tests.lm.models import COMMON, CONTEXT, ROTARY, VOCABULARY, build, config, plain, save
 
 
@@ -184,9 +183,8 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["/no/such/model", "./modle"])
 def test_whatever_reads_a_model_says_that_it_is_not_there(spec: str) -> None:
     """Trainers, which do not load it as services do, told what a name on the hub may look like."""
-    for read in (outline, text_of_target):
-        with pytest.raises(ModelError, match=f"^model '{spec}': there is no such directory$"):
-            read(spec)
+    with pytest.raises(ModelError, match=f"^model '{spec}': there is no such directory$"):
+        outline(spec)
 
 
 def test_code_in_a_model_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,10 @@ from orchestrator.admission import MOST_REQUEST_ID
 from orchestrator.api.calls import merged
 from orchestrator.api.requests import check_copies, check_size, checked_request_id, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
+from orchestrator.chat.answer import AnswerForm, demand
 from orchestrator.chat.fields import is_ids, shown
 from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import Talk, take_talk
+from orchestrator.chat.talk import take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.answers import (
@@ -38,11 +39,8 @@ from orchestrator.http.openai.answers import parse as parse_places
 from orchestrator.http.openai.prompts import scored
 from orchestrator.http.openai.requests import MOST_CHOICES, CompletionRequest, take_chat, take_completion
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.constraint import Constraint
-from specwire.rpc.convert import constraint_to_wire
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
-from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 REQUEST_ID = "x-specwire-request-id"
@@ -70,10 +68,10 @@ class Completions:
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
         prompt = await self._service.prompt(served, talk, aside)
-        shape = _chat_shape(served, talk, prompt)
-        constraint = await talk.tools.constraint(served.family, talk.opens_thought(prompt))
-        if constraint is not None:
-            demand(request.template.sampling, constraint)
+        form = AnswerForm.of(served.family, talk, prompt)
+        constraint = await talk.tools.constraint(served.family, form.thinking)
+        demand(request.template.sampling, constraint, form.thinking)
+        shape = ChatShape() if form.plain else ParsedChatShape(form)
         try:
             return await self._answer(call, shape, request, served, [prompt])
         except (InvalidParameter, StatusError) as error:
@@ -145,21 +143,6 @@ class Completions:
         async with aclosing(generated(left)) as events:
             async for told in events:
                 yield told
-
-
-def _chat_shape(served: Served, talk: Talk, prompt: str) -> ChatShape:
-    if talk.tools.functions or served.family.thinks:
-        return ParsedChatShape(served.family, talk.tools, talk.opens_thought(prompt))
-    return ChatShape()
-
-
-def demand(sampling: common_pb2.Sampling, constraint: Constraint) -> None:
-    """Have the tools' grammar see to the text. InvalidParameter: another form is demanded as well."""
-    if sampling.WhichOneof("constraint"):
-        raise InvalidParameter(
-            "response_format", "contradicts tools that a grammar must see to: an answer has one form"
-        )
-    sampling.MergeFrom(constraint_to_wire(constraint))
 
 
 def prompts_of(value: object) -> list[Prompt]:

@@ -68,13 +68,13 @@ def _with_one_beginning(messages: list[Json]) -> list[Json]:
 
 
 def _call(path: str, item: Json) -> Json:
-    for name in ("call_id", "name", "arguments"):
+    for name in ("call_id", "name"):
         if not isinstance(item.get(name), str):
             raise InvalidParameter("input", f"{path}.{name} must be a string, not {shown(item.get(name))}")
     namespace = item.get("namespace")
     if not isinstance(namespace, str | None):
         raise InvalidParameter("input", f"{path}.namespace must be a string, not {shown(namespace)}")
-    function = {"name": flat_name(namespace, item["name"]), "arguments": item["arguments"]}
+    function = {"name": flat_name(namespace, item["name"]), "arguments": item.get("arguments")}
     return {"id": item["call_id"], "type": "function", "function": function}
 
 

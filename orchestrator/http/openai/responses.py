@@ -20,14 +20,15 @@ from starlette.types import ASGIApp
 from orchestrator.admission import MOST_ITEMS
 from orchestrator.api.calls import merged
 from orchestrator.api.existing_sessions import cancel, delete, read_again, runs
+from orchestrator.chat.answer import demand
 from orchestrator.chat.fields import Fields, shown
 from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import Talk, take_talk
+from orchestrator.chat.talk import take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of
 from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream
-from orchestrator.http.openai.completions import begun, demand
-from orchestrator.http.openai.requests import CompletionRequest, take_chat, take_length
+from orchestrator.http.openai.completions import begun
+from orchestrator.http.openai.requests import take_chat, take_length
 from orchestrator.http.openai.response_items import (
     OutputItems,
     flat_name,
@@ -257,8 +258,9 @@ class Responses:
             request.template.parent, request.template.whole_prompt = _session_of(previous), True
         served = await self._service.served_for(request.template, call.tenant)
         prompt = await self._service.prompt(served, talk, self._admission.of(call.tenant, size))
-        await _constrain(request, talk, served, prompt)
-        note = replace(note, names=[each.name for each in talk.tools.functions], thinking=talk.opens_thought(prompt))
+        thinking = talk.opens_thought(prompt, served.family)
+        demand(request.template.sampling, await talk.tools.constraint(served.family, thinking), thinking)
+        note = replace(note, names=[each.name for each in talk.tools.functions], thinking=thinking)
         asked = request.for_prompt(prompt)
         asked.note = await self._admission.aside(call.tenant, size, str, note)
         seeds = await self._service.handler.seeds.of(request.template, call.tenant)
@@ -420,7 +422,8 @@ class Responses:
         record, orchestrator = stored.record, self._service.orchestrator
         served = self._service.served(orchestrator.pool.models.name_of(record))
         answer = ResponseAnswer(note, served, record.session_id, record.created)
-        text = OutputText(orchestrator.pool.models.tokenizer_of(record), record.stop)
+        tokenizer = orchestrator.pool.models.tokenizer_of(record)
+        text = OutputText(tokenizer, record.stop, record.stopping.min_tokens)
         driver = orchestrator.sessions.get(record.session_id)
         known = stats_of(driver.view.stats, len(record.prompt)) if driver is not None else _counted(stored)
         ended = self._ended(record.session_id) or stored.ended or 0.0
@@ -457,12 +460,6 @@ def _counted(stored: StoredSession) -> pb.Stats:
 
 def _session_of(response: str) -> str:
     return response.removeprefix(PREFIX)
-
-
-async def _constrain(request: CompletionRequest, talk: Talk, served: Served, prompt: str) -> None:
-    constraint = await talk.tools.constraint(served.family, talk.opens_thought(prompt))
-    if constraint is not None:
-        demand(request.template.sampling, constraint)
 
 
 def _as_chat(fields: Fields, items: list[Json]) -> tuple[Fields, Json]:

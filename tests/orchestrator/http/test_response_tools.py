@@ -173,6 +173,18 @@ def test_a_form_is_held(client: openai.OpenAI) -> None:
     assert isinstance(done.output_parsed, Weather)
 
 
+def test_a_call_in_the_input_may_have_any_arguments(client: openai.OpenAI) -> None:
+    for arguments in ("{", None, {"a": 1}, "```json\n{}\n```"):
+        call: Any = {"type": "function_call", "call_id": "a", "name": "now", "arguments": arguments}
+        items: Any = [
+            {"role": "user", "content": "x"},
+            call,
+            {"type": "function_call_output", "call_id": "a", "output": "y"},
+        ]
+        done = client.responses.create(model=model_of(client), input=items, max_output_tokens=1)
+        assert done.status == "incomplete"
+
+
 HELD = 'Let me see. <tool_call>{"name": "now", "arguments": {}}</tool_call>'
 BROKEN = '<tool_call>{"name": "now", "arguments": {"a": </tool_call> so'
 
