@@ -46,7 +46,6 @@ EVERY = {
     "ngram": False,
     "text_memory": 0,
     "references": ("a", "b"),
-    "table": "t",
     "quantization": "int8",
     "heads": "h",
     "kv_memory": 1 << 20,
