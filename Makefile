@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models setup-conformance conformance node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz conformance-schemas statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-exact bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models setup-conformance conformance conformance-tools node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz conformance-schemas statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-exact bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -227,6 +227,10 @@ fuzz: $(STAMP) ## tell every service, and write into log and registry, anything 
 conformance: $(STAMP) $(CONFORMANCE) ## suites of others, of Open Responses and of chats, against a stack with a real model (a few minutes)
 	$(BIN)/python -m scripts.setup_models smollm2-135m
 	$(BIN)/python -m tests.conformance
+
+conformance-tools: $(STAMP) $(CONFORMANCE) ## 200 of BFCL's requests for tools, with guesses and without, on a real model: no answer may differ (half an hour)
+	$(BIN)/python -m scripts.setup_models qwen2.5-coder-1.5b
+	$(BIN)/python -m tests.tool_conformance
 
 SESSIONS ?= 50000
 HEADED ?= 10000
