@@ -30,6 +30,8 @@ LEAP_YEAR = f"(?:[0-9]{{2}}{OF_FOUR}|{OF_FOUR}00)"
 DATE = f"(?:{YEAR}-(?:(?:0[13-9]|1[0-2])-[0-9]{{2}}|02-(?:[01][0-9]|2[0-8]))|{LEAP_YEAR}-02-29)"
 TIME = "[0-9]{2}:[0-9]{2}:[0-5]"
 OF_FORMAT = {"date": f"^{DATE}", "time": f"^{TIME}", "date-time": f"^{DATE}[Tt]{TIME}"}
+# In a pointer (RFC 6901), of a list that fits into a schema.
+INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 # Before a schema in a grammar.
 IN_GRAMMAR = re.compile(r"%json\s*(?=\{)")
 
@@ -162,7 +164,7 @@ def _resolved(schema: Json, reference: str) -> Json:
     found = schema
     for part in reference.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+        if isinstance(found, list) and INDEX.fullmatch(name) and int(name) < len(found):
             found = found[int(name)]
         elif isinstance(found, dict) and name in found:
             found = found[name]

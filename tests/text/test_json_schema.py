@@ -104,6 +104,12 @@ def test_what_is_no_schema_is_the_librarys_to_refuse() -> None:
         assert served_schema(schema) == schema
 
 
+def test_a_reference_by_what_is_no_index_leads_nowhere() -> None:
+    for name in ("²", "01", "9" * 5000):
+        schema = {"$ref": f"#/prefixItems/{name}", "prefixItems": [{}]}
+        assert served_schema(schema) == schema
+
+
 def test_schemas_within_a_grammar_are_served_alike() -> None:
     grammar = 'start: "%json {" a b\na: %json {"minimum": 1}\nb: %json   {"exclusiveMinimum": 0}\n'
     assert served_grammar(grammar) == grammar.replace('{"exclusiveMinimum": 0}', '{"minimum": 1e-09}')
