@@ -7,6 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 CLIENTS := $(VENV)/clients/.stamp
+CONFORMANCE := $(VENV)/conformance/.stamp
 FLOORS := $(VENV)/floors/.stamp
 VLLM := $(VENV)/vllm/.stamp
 LLAMACPP := $(VENV)/.llamacpp
@@ -37,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models setup-conformance conformance conformance-tools node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz conformance-schemas statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-exact bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -63,6 +64,13 @@ $(STAMP): pyproject.toml constraints.txt
 $(CLIENTS): tests/http_clients.txt
 	"$(PYTHON)" -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install -q --no-compile --no-deps --requirement tests/http_clients.txt
+	touch $@
+
+setup-conformance: $(CONFORMANCE) ## the suites of make conformance, in an environment of their own
+
+$(CONFORMANCE): tests/conformance.txt
+	"$(PYTHON)" -m venv --clear $(VENV)/conformance
+	$(VENV)/conformance/bin/python -m pip install -q --no-compile --no-deps --requirement $<
 	touch $@
 
 # The lowest versions that pyproject.toml permits of what it names; torch as it is in .venv: another build is gigabytes.
@@ -179,7 +187,7 @@ test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test-all runs it too 
 	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_gguf_tokenizer.py tests/lm/test_llamacpp.py tests/lm/test_llamacpp_real.py \
 	    tests/test_llamacpp_check.py tests/integration/test_llamacpp.py tests/integration/test_real_model.py
 
-test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack under Ray
+test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack
 	$(VENV)/floors/bin/python -m pytest -q --max-worker-restart=0 -n $(WORKERS) --dist loadfile --session-timeout=3600 $(FLOORS_TESTS)
 	$(VENV)/floors/bin/python -m pytest -q --timeout=600 tests/integration/test_stack.py
 
@@ -216,8 +224,21 @@ soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-
 fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
+conformance: $(STAMP) $(CONFORMANCE) ## suites of others, of Open Responses and of chats, against a stack with a real model (a few minutes)
+	$(BIN)/python -m scripts.setup_models smollm2-135m
+	$(BIN)/python -m tests.conformance
+
+conformance-tools: $(STAMP) $(CONFORMANCE) ## 200 of BFCL's requests for tools, with guesses and without, on a real model: no answer may differ (half an hour)
+	$(BIN)/python -m scripts.setup_models qwen2.5-coder-1.5b
+	$(BIN)/python -m tests.tool_conformance
+
 SESSIONS ?= 50000
 HEADED ?= 10000
+
+DOCUMENTS ?= 20
+
+conformance-schemas: $(STAMP) ## what the grammars of JSON schemas allow, against the schemas of the JSON Schema Test Suite (make conformance-schemas DOCUMENTS=20)
+	$(BIN)/python -m tests.text.schema_conformance --documents $(DOCUMENTS)
 
 statistics: $(STAMP) ## the law of many short texts under each exact rule, and biased drafters refused (make statistics SESSIONS=50000 HEADED=10000, half an hour)
 	$(BIN)/python -m bench.laws.run --sessions $(SESSIONS) --headed $(HEADED)
@@ -286,8 +307,9 @@ proto-baseline: $(STAMP) ## take proto/ as it is for what was released: what mak
 
 # What goes behind the command, such as --short, or the name of one model.
 REAL ?=
-# Likewise, such as --target qwen2.5-coder-1.5b.
+# Likewise, such as --target qwen2.5-coder-1.5b, or --ways llamacpp.
 REFERENCE ?=
+EXACT ?=
 
 bench-real: $(STAMP) $(PEERS) ## measure models that people run beside llama.cpp and OpenVINO GenAI; goes on where it ended (make bench-real REAL=--short, a quarter of an hour)
 	$(BIN)/python -m bench.speed.run $(REAL)
@@ -318,6 +340,9 @@ bench-heads-ordinary: $(STAMP) ## the same without AVX-512
 
 bench-reference: $(STAMP) ## hold a real GGUF file's greedy texts to transformers' and llama-cpp-python's (make bench-reference REFERENCE='--target FILE', ten minutes)
 	$(BIN)/python -m bench.reference $(REFERENCE)
+
+bench-exact: $(STAMP) ## count a real model's texts that change: asked again, with guesses, in company, by a killed verifier (make bench-exact EXACT='--prompts 40', an hour a way)
+	$(BIN)/python -m bench.exact $(EXACT)
 
 bench-vllm: $(VLLM) ## measure drafters beside vLLM's own speculation, in vLLM (needs 12 GB, half an hour)
 	$(BIN)/python -m bench.vllm.run

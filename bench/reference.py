@@ -225,7 +225,7 @@ def client_of(settings: ReferenceSettings, runtime: str) -> Iterator[Client]:
         dtype, _, further = EXPECTED[runtime]
         own = ("--runtime", runtime, "--dtype", dtype, "--no-draft", "--no-heads", "--slots", "1", *further)
     words = ("up", "--target", str(settings.target), *own, "--target-threads", str(settings.threads))
-    command = (sys.executable, "-m", "deploy", *words, "--no-ray", "--listen", "127.0.0.1:0", "--json")
+    command = (sys.executable, "-m", "deploy", *words, "--listen", "127.0.0.1:0", "--json")
     with (
         BenchChild("specwire up", command) as stack,
         Client(str(stack.answer(LOAD_LIMIT)["address"])) as client,

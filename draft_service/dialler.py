@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from draft_service.service import DraftHandler, OrchestratorLink
-from draft_service.versions import LoadedDrafter, ServedDrafter
+from draft_service.service import DraftHandler, LoadedDrafter, OrchestratorLink
 from specwire.core.invalid import InvalidParameter
 from specwire.registry.directory import Listing, RegistryUnavailable
 from specwire.registry.entry import ServiceState
@@ -22,7 +21,6 @@ from specwire.rpc.link import LinkError, Outbox
 from specwire.rpc.process import say
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
-from specwire.rpc.versions import VersionFollower
 from specwire.telemetry.listener import MetricsListener
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
@@ -71,8 +69,6 @@ class Dialler:
         self._backoff = Backoff(FIRST_BACKOFF, MOST_BACKOFF)
         self._said = ""
         self._wait = 0.0  # as long as the orchestrator has asked us to
-        self._replaced = False
-        self._call: Call | None = None
 
     async def run(self) -> None:
         """Dial, talk, dial again, until cancelled.
@@ -88,21 +84,14 @@ class Dialler:
             if reason != self._said:
                 say(f"specwire draft: {reason}; dialling again")
             self._said = reason
-            if self._replaced or loop.time() - began > STABLE:
+            if loop.time() - began > STABLE:
                 self._backoff.reset()
             await asyncio.sleep(max(self._backoff.next(), self._wait))
-
-    def replace(self, handler: DraftHandler) -> None:
-        """Join again at once, as the drafter of `handler`."""
-        self._handler, self._replaced = handler, True
-        if self._call is not None:
-            self._call.cancel()
 
     async def _talk_once(self) -> str:
         """One connection from start to end; returns why it ended."""
         async with open_peer_channel(self.address, self._tls, self._token) as channel:
             call: Call = draft_pb2_grpc.DraftHubServiceStub(channel).Join()
-            self._call = call
             try:
                 return await self._talk(call)
             except TimeoutError:
@@ -113,7 +102,6 @@ class Dialler:
                 self._wait = retry_after(error) or 0.0
                 return self._judge(error.code(), error.details() or "")
             finally:
-                self._call = None
                 call.cancel()
 
     async def _talk(self, call: Call) -> str:
@@ -125,24 +113,21 @@ class Dialler:
 
         outbox: Outbox[draft_pb2.JoinRequest] = Outbox(call.write, on_failure)
         link = OrchestratorLink(lambda message: outbox.push(draft_pb2.JoinRequest(said=message)))
-        handler, self._replaced = self._handler, False
-        outbox.push(draft_pb2.JoinRequest(model=introduction(handler.info)))
+        outbox.push(draft_pb2.JoinRequest(model=introduction(self._handler.info)))
         try:
-            await self._listen(call, link, handler)
+            await self._listen(call, link)
             return f"{self.address} closed the stream"
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            if self._replaced:
-                return self._said  # nothing is wrong
             return f"the link to {self.address} broke: {broken[0] if broken else 'the stream was cancelled'}"
         finally:
             self.up = False
-            handler.lose(link)
+            self._handler.lose(link)
             await outbox.close(flush_s=0.2)
 
-    async def _listen(self, call: Call, link: OrchestratorLink, handler: DraftHandler) -> None:
+    async def _listen(self, call: Call, link: OrchestratorLink) -> None:
         """Until the orchestrator closes the stream. Its first message says that we have joined."""
         async with asyncio.timeout(JOIN_LIMIT):
             message = await readable(await call.read())
@@ -153,8 +138,8 @@ class Dialler:
             self.joined.set()
             self._any_joined.set()
         while isinstance(message, draft_pb2.JoinResponse):
-            await handler.take(message.told, link)
-            await handler.room()
+            await self._handler.take(message.told, link)
+            await self._handler.room()
             message = await readable(await call.read())
 
     def _judge(self, code: grpc.StatusCode, details: str) -> str:
@@ -192,14 +177,13 @@ class DiallingDrafter:
 
     address: "" where only those of `directory` are dialled. also: orchestrators beside the one at `address`. Each is
     dialled separately. renewal: of what is shown to them. directory: tells of further ones while they are there.
-    `follower`: of the versions of its model, if there are any; ended with it.
 
     Invariant: `_dialled` holds the named ones, and those that `directory` told of and that did not go since.
     """
 
     def __init__(
         self,
-        served: ServedDrafter,
+        drafter: LoadedDrafter,
         address: str,
         tls: ClientTls | None,
         token: Token | str = "",
@@ -209,8 +193,7 @@ class DiallingDrafter:
         directory: RemoteDirectory | None = None,
     ) -> None:
         self.metrics = metrics
-        self.follower: VersionFollower | None = None
-        self._served = served
+        self._drafter = drafter
         self._renewal = renewal
         self._tls = tls
         self._token = token
@@ -229,7 +212,7 @@ class DiallingDrafter:
         return ", ".join(self._named if self._directory is None else joined)
 
     def _start(self, address: str) -> None:
-        dialler = Dialler(address, self._tls, self._served.now.handler, self._token, self._joined)
+        dialler = Dialler(address, self._tls, self._drafter.handler, self._token, self._joined)
         self._dialled[address] = Dialling(dialler, asyncio.create_task(self._dial(dialler)))
 
     async def _dial(self, dialler: Dialler) -> None:
@@ -266,13 +249,6 @@ class DiallingDrafter:
                 each.task.cancel()
                 del self._dialled[address]
 
-    def replace(self, loaded: LoadedDrafter) -> LoadedDrafter:
-        """Have another drafter join everywhere in place of the present one, which is returned."""
-        former = self._served.replace(loaded)
-        for each in self._dialled.values():
-            each.dialler.replace(loaded.handler)
-        return former
-
     async def join(self) -> None:
         """Return once joined, however long an orchestrator takes to appear; JoinRefused where all refuse it.
 
@@ -290,7 +266,7 @@ class DiallingDrafter:
 
     async def failed(self) -> str:
         """Return, with the reason, once no orchestrator can be served any more."""
-        broken = asyncio.ensure_future(self._served.failed())
+        broken = asyncio.ensure_future(self._drafter.thread.failed())
         refused = asyncio.ensure_future(self._refused())
         try:
             await asyncio.wait({broken, refused}, return_when=asyncio.FIRST_COMPLETED)
@@ -310,8 +286,6 @@ class DiallingDrafter:
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. The link ends at once: its sessions only get slower."""
-        if self.follower is not None:
-            await self.follower.stop()
         if self._renewal is not None:
             await self._renewal.stop()
         if self._looking is not None:
@@ -323,7 +297,7 @@ class DiallingDrafter:
         for task in dialling:
             task.cancel()
         await asyncio.gather(*dialling, return_exceptions=True)
-        await self._served.now.stop()
+        await self._drafter.stop()
         if self.metrics is not None:
             await self.metrics.stop()
 

@@ -7,15 +7,11 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from pathlib import Path
 
 from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
-from draft_service.service import DraftHandler, DraftServicer
-from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter, first_model, followed
+from draft_service.service import DrafterFigures, DraftHandler, DraftServicer, LoadedDrafter
 from specwire.core.invalid import InvalidParameter
-from specwire.core.model import ModelError
 from specwire.options import add_options
 from specwire.registry.entry import Role
 from specwire.registry.options import (
@@ -32,7 +28,7 @@ from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token
 from specwire.rpc.model_info import model_info_to_wire
-from specwire.rpc.process import keep_loaded, one_line, run_until_signalled, say, share_machine
+from specwire.rpc.process import run_until_signalled, say, share_machine
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
@@ -45,13 +41,11 @@ from specwire.rpc.server_options import (
 )
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.rpc.tls import ClientTls, client_tls
-from specwire.rpc.versions import VersionFollower, learnt_of
 from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import Registry, process_families, version_families
+from specwire.telemetry.metrics import Registry, process_families
 from specwire.telemetry.options import telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
-from specwire.versions import DRAFT, Current, VersionFolder
 
 # Seconds for links to end, and be told why. Some calls never do, such as a health watch.
 LAST_WORDS_S = 1.0
@@ -61,20 +55,19 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 
 class RunningDrafter:
-    """A drafter that answers at `address`. `follower`: of its model's versions, if there are any; ended with it."""
+    """A drafter that answers at `address`."""
 
     def __init__(
         self,
-        served: ServedDrafter,
+        drafter: LoadedDrafter,
         servicer: DraftServicer,
         server: RunningServer,
         metrics: MetricsListener | None,
         registrar: Registrar,
         renewal: Renewal,
     ) -> None:
-        self.follower: VersionFollower | None = None
         self.metrics = metrics
-        self._served = served
+        self._drafter = drafter
         self._servicer = servicer
         self._server = server
         self._registrar = registrar
@@ -86,41 +79,26 @@ class RunningDrafter:
 
     @property
     def info(self) -> common_pb2.GetModelInfoResponse:
-        """What describes the model that serves now."""
-        return self._served.now.handler.info
-
-    def replace(self, loaded: LoadedDrafter) -> LoadedDrafter:
-        """Serve `loaded` from now on; the former one is returned, and its links end."""
-        former = self._served.replace(loaded)
-        self._servicer.replace(loaded.handler)
-        return former
+        """What describes the model."""
+        return self._drafter.handler.info
 
     async def failed(self) -> str:
-        return await self._served.failed()
+        return await self._drafter.thread.failed()
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. Links end at once, as their sessions only get slower; `grace` is of what serves texts."""
-        if self.follower is not None:
-            await self.follower.stop()
         await self._renewal.stop()
         await self._registrar.close()
         await self._server.set_serving(False)
         self._servicer.leave()
         await self._server.stop(LAST_WORDS_S)
-        await self._served.now.stop()
+        await self._drafter.stop()
         if self.metrics is not None:
             await self.metrics.stop()
 
 
-async def start(
-    options: ModelServiceOptions, registration: RegistryOptions = NOWHERE, follow: Path | None = None
-) -> RunningDrafter:
-    """Load the model, then listen.
-
-    Args:
-        registration: where the drafter registers.
-        follow: a learner's folder, whose versions are served as they come (`specwire.versions`). None: the model, if
-            that is one.
+async def start(options: ModelServiceOptions, registration: RegistryOptions = NOWHERE) -> RunningDrafter:
+    """Load the model, then listen. registration: where the drafter registers.
 
     Raises:
         InvalidParameter: nobody could be told where it is.
@@ -129,32 +107,28 @@ async def start(
     """
     registration.check_listen(options.listen)
     check_free(options.listened)
-    follow = followed(options.model, follow)
-    registry, (options, current) = Registry(), _first(options, follow)
-    served = await _served(options, registry, current, registration.region)
-    servicer = DraftServicer(served.now.handler)
+    registry = Registry()
+    drafter = await _loaded(options, registry, registration.region)
+    servicer = DraftServicer(drafter.handler)
     service = Service(
         SERVICE,
         lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
         options.admission,
     )
     async with AsyncExitStack() as started:
-        started.push_async_callback(served.now.stop)
+        started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options, started)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(
             registration,
             Role.DRAFTER,
-            lambda: served.now.handler.info,
+            lambda: drafter.handler.info,
             server.address,
-            lambda: served.now.figures.load(),
+            lambda: drafter.figures.load(),
         )
         started.pop_all()
     renewal = Renewal(options.origins, server.recheck)
-    running = RunningDrafter(served, servicer, server, metrics, registrar, renewal)
-    if follow is not None:
-        running.follower = _follower(options, follow, current, served, running.replace, registry, registration.region)
-    return running
+    return RunningDrafter(drafter, servicer, server, metrics, registrar, renewal)
 
 
 async def dial_in(
@@ -165,7 +139,6 @@ async def dial_in(
     region: str = "",
     also: Sequence[str] = (),
     cloud: CloudOptions = NO_CLOUD,
-    follow: Path | None = None,
 ) -> DiallingDrafter:
     """Load the model, then dial the orchestrators at `address` and `also` until it has joined one of them.
 
@@ -175,7 +148,6 @@ async def dial_in(
         address: "" where only those of `cloud` are dialled.
         region: where the drafter is.
         cloud: where it asks for further orchestrators, with the same `tls` and `token`.
-        follow: see `start`.
 
     Raises:
         ModelError: the model cannot be served.
@@ -183,84 +155,27 @@ async def dial_in(
         JoinRefused: no orchestrator will have this drafter.
     """
     check_free([("metrics", options.metrics)] if options.metrics else [])
-    follow = followed(options.model, follow)
-    registry, (options, current) = Registry(), _first(options, follow)
-    served = await _served(options, registry, current, region)
+    registry = Registry()
+    drafter = await _loaded(options, registry, region)
     async with AsyncExitStack() as started:
-        started.push_async_callback(served.now.stop)
+        started.push_async_callback(drafter.stop)
         metrics = await _listen(registry, options, started)
         shown = [None if tls is None else tls.origin, token.origin if isinstance(token, Token) else None]
         renewal = Renewal([*options.origins, *shown])
         told = RemoteDirectory(cloud, Role.ORCHESTRATOR, tls, token, region) if cloud.address else None
-        running = DiallingDrafter(served, address, tls, token, metrics, also, renewal, told)
+        running = DiallingDrafter(drafter, address, tls, token, metrics, also, renewal, told)
         started.push_async_callback(running.stop)
-        if follow is not None:
-            running.follower = _follower(options, follow, current, served, running.replace, registry, region)
         await running.join()
         started.pop_all()
     return running
 
 
-def _first(options: ModelServiceOptions, follow: Path | None) -> tuple[ModelServiceOptions, Current | None]:
-    """What to serve at first, and which version that is of the folder that is followed. Raises InvalidParameter."""
-    if follow is None:
-        return options, None
-    model, current = first_model(follow, options.model)
-    return replace(options, model=model), current
-
-
-async def _served(
-    options: ModelServiceOptions, registry: Registry, current: Current | None, region: str
-) -> ServedDrafter:
-    """A drafter that may be replaced, whichever of them it is that has its figures in `registry`. Raises ModelError."""
-    served = ServedDrafter(await _version(options, current, region))
-    registry.add(DRAFTER, lambda: served.now.figures.families())
-    return served
-
-
-async def _version(options: ModelServiceOptions, current: Current | None, region: str) -> LoadedDrafter:
-    """A loaded drafter, and what is told of it; current: which version it is, if it is one. Raises ModelError."""
-    loaded = await load(options, "" if current is None else current.name)
-    loaded.handler.info.region = region
-    if current is not None:
-        loaded.handler.info.learnt.CopyFrom(learnt_of(current))
-    return loaded
-
-
-def _follower(
-    options: ModelServiceOptions,
-    folder: Path,
-    current: Current | None,
-    served: ServedDrafter,
-    swap: Callable[[LoadedDrafter], LoadedDrafter],
-    registry: Registry,
-    region: str,
-) -> VersionFollower:
-    """swap: has a drafter served from now on, and ends the former one's links; returns that one."""
-    versions = VersionFolder(folder)
-
-    async def take(newer: Current) -> None:
-        """Load it beside the one that serves, and have it served."""
-        loaded = await _version(replace(options, model=str(versions.version(newer.version))), newer, region)
-        ours, theirs = (each.handler.info.vocabulary_fingerprint for each in (served.now, loaded))
-        if ours != theirs:
-            await loaded.stop()
-            raise InvalidParameter("vocabulary", "is another one than this drafter's")
-        await _retire(swap(loaded))
-        keep_loaded()  # and lets go of the former one
-
-    number = None if current is None else current.version
-    follower = VersionFollower(versions, DRAFT, number, take, ("specwire draft", "follow"))
-    registry.add(DRAFTER, lambda: version_families(DRAFT, follower.number, follower.swaps, follower.failures))
-    return follower
-
-
-async def _retire(former: LoadedDrafter) -> None:
-    """Stop it. Where that fails another one serves all the same."""
-    try:
-        await former.stop()
-    except Exception as error:  # whatever a handler or a thread raises
-        say(f"specwire draft: follow: the former version did not stop: {one_line(error)}")
+async def _loaded(options: ModelServiceOptions, registry: Registry, region: str) -> LoadedDrafter:
+    """A drafter whose figures are in `registry`. Raises ModelError."""
+    drafter = await load(options)
+    drafter.handler.info.region = region
+    registry.add(DRAFTER, lambda: drafter.figures.families())
+    return drafter
 
 
 async def _listen(registry: Registry, options: ModelServiceOptions, started: AsyncExitStack) -> MetricsListener | None:
@@ -273,19 +188,12 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
     return metrics
 
 
-async def load(options: ModelServiceOptions, name: str = "", cores: frozenset[int] = frozenset()) -> LoadedDrafter:
-    """A drafter whose thread runs; the caller stops it.
-
-    Raises ModelError. name: what the model is called; "" for its own. cores: see ServiceThread.
-    """
-    if followed(options.model):
-        raise ModelError(f"model {options.model}: has a learner's versions; `specwire draft --follow DIR` serves them")
+async def load(options: ModelServiceOptions, cores: frozenset[int] = frozenset()) -> LoadedDrafter:
+    """A drafter whose thread runs; the caller stops it. Raises ModelError. cores: see ServiceThread."""
     share_machine()
     figures = DrafterFigures()
     thread = ServiceThread(DRAFTER, _loader(options, figures), cores=cores)
-    info = await thread.start()
-    info.model = name or info.model
-    return LoadedDrafter(thread, DraftHandler(thread, info), figures)
+    return LoadedDrafter(thread, DraftHandler(thread, await thread.start()), figures)
 
 
 def _loader(
@@ -320,12 +228,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draft until a signal; returns the exit code."""
-    follow = followed(args.model, Path(args.follow) if args.follow else None)
     try:
-        if follow is not None:
-            args.model, *_ = first_model(follow, args.model)
-        elif not args.model:
-            raise InvalidParameter("MODEL", "is required, or --follow DIR")
         options, tls, token = model_options(args), client_tls(args), read_peer_token(args)
         registration, cloud = registry_of(args), cloud_of(args)
         _check_connect(args, options, tls, token)
@@ -336,7 +239,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     telemetry.start(DRAFTER)
     if not _dials(args):
-        return run_model_service(args, "draft", options, grace, lambda: start(options, registration, follow))
+        return run_model_service(args, "draft", options, grace, lambda: start(options, registration))
 
     def ready(running: DiallingDrafter) -> str:
         if args.json:
@@ -345,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
 
     def dial() -> Coroutine[None, None, DiallingDrafter]:
         first, *also = args.connect or [""]
-        return dial_in(options, first, tls, token, registration.region, also, cloud, follow)
+        return dial_in(options, first, tls, token, registration.region, also, cloud)
 
     return asyncio.run(run_until_signalled(dial, ready, "draft", grace))
 

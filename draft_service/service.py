@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -35,12 +35,14 @@ from specwire.core.draft import check_pace, check_tokens
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.core.law.sampling import Sampling
+from specwire.registry.entry import NO_LOAD, Load
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
 from specwire.rpc.decoding import portions
 from specwire.rpc.errors import StatusError, code_number
 from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
 from specwire.rpc.service_thread import ServiceThread
+from specwire.telemetry.metrics import Families
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.constraints import Beginnings, Compiler, Found
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -226,6 +228,29 @@ def _for_another_vocabulary(sampling: Sampling) -> Sampling:
     return replace(sampling, constraint=None)
 
 
+class DrafterFigures:
+    """Where a drafter's figures are read; set by the thread that makes what knows them."""
+
+    def __init__(self) -> None:
+        self.families: Callable[[], Families] = lambda: ()
+        self.load: Callable[[], Load] = lambda: NO_LOAD
+
+
+class LoadedDrafter(NamedTuple):
+    """A drafter whose thread runs, its handler, and its figures."""
+
+    thread: DrafterThread
+    handler: DraftHandler
+    figures: DrafterFigures
+
+    async def stop(self) -> None:
+        """End the thread, and the handler's tasks. Idempotent."""
+        try:
+            await self.handler.stop()
+        finally:
+            await self.thread.stop()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # DraftService for orchestrators that dial: each Connect stream is a link.
 
@@ -237,18 +262,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     def __init__(self, handler: DraftHandler) -> None:
         self._handler = handler
-        # Done, with the reason, once the links of this handler are to end.
-        self._leaving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # Done once links are to end.
+        self._leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def leave(self, reason: str = "the drafter is stopping") -> None:
+    def leave(self) -> None:
         """End every link: their sessions only get slower, and their orchestrators may find another drafter."""
         if not self._leaving.done():
-            self._leaving.set_result(reason)
-
-    def replace(self, handler: DraftHandler) -> None:
-        """Give new links to `handler`, and end those that there are: orchestrators dial again at once."""
-        self.leave("the drafter takes another version of its model")
-        self._handler, self._leaving = handler, asyncio.get_running_loop().create_future()
+            self._leaving.set_result(None)
 
     async def stop(self) -> None:
         """Stop; to be called after the links have ended."""
@@ -262,19 +282,19 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def Connect(self, requests: AsyncIterator[draft_pb2.ConnectDraftRequest], context: Context) -> None:
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         outbox = Outbox(context.write, lambda _: broken.set_result(None))
-        link, handler, leaving = OrchestratorLink(outbox.push), self._handler, self._leaving
-        reading = asyncio.ensure_future(_read(requests, link, handler))
+        link = OrchestratorLink(outbox.push)
+        reading = asyncio.ensure_future(_read(requests, link, self._handler))
         try:
-            ends: set[asyncio.Future[Any]] = {reading, broken, leaving}
+            ends: set[asyncio.Future[Any]] = {reading, broken, self._leaving}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if outbox.failed is not None:
                 raise StatusError(grpc.StatusCode.UNAVAILABLE, str(outbox.failed))
-            if leaving.done():
-                raise StatusError(grpc.StatusCode.UNAVAILABLE, leaving.result())
+            if self._leaving.done():
+                raise StatusError(grpc.StatusCode.UNAVAILABLE, "the drafter is stopping")
             reading.result()
         finally:
             reading.cancel()
-            handler.lose(link)
+            self._handler.lose(link)
             await outbox.close()
 
 

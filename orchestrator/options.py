@@ -7,6 +7,7 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.store.base import durability_of
 from orchestrator.tenants import Access, allowed_rules
@@ -37,6 +38,39 @@ def check_drafters_per_session(count: int) -> None:
     """Raises InvalidParameter."""
     if not 1 <= count <= MOST_DRAFTERS:
         raise InvalidParameter("drafters-per-session", f"must be from 1 to {MOST_DRAFTERS}, not {count}")
+
+
+class OutputLengths(NamedTuple):
+    """How many tokens an output may have. default: where a request names none; limit: whatever it names.
+
+    0 is what the context has room for.
+    """
+
+    default: int = 0
+    limit: int = 0
+
+    def check_options(self) -> None:
+        """Raises InvalidParameter."""
+        for name, value in (("max-tokens-default", self.default), ("max-tokens-limit", self.limit)):
+            if not 0 <= value < 1 << 32:
+                message = f"must be from 0, which is what the context holds, to {(1 << 32) - 1}, not {value}"
+                raise InvalidParameter(name, message)
+        if self.limit and self.default > self.limit:
+            raise InvalidParameter(
+                "max-tokens-default", f"{self.default} is more than --max-tokens-limit, {self.limit}"
+            )
+
+    def check(self, asked: int) -> None:
+        """Refuse what a request names. Raises InvalidParameter."""
+        if self.limit and asked > self.limit:
+            raise InvalidParameter("max_tokens", f"{asked} are more than {self.limit}, which this service allows")
+
+    def lowered(self, asked: int, room: int) -> int:
+        """What a request gets that may be lowered. asked: 0 for what it gets by default; room: in the context."""
+        return min(asked or self.default or room, room, self.limit or room)
+
+
+UNLIMITED = OutputLengths()
 
 
 def http_access_of(args: argparse.Namespace) -> HttpAccess:
@@ -123,6 +157,7 @@ class OrchestratorOptions:
     session_ttl: how long the log keeps a running session after its owner's last sign of life.
     http, metrics: with the same `tls`; "" for nowhere. Figures are read by whoever can connect, and at `http`, too.
     chat_template: Jinja source. plan: `specwire.core.messages.parse_plan`, fixed for measurements.
+    max_tokens_default, max_tokens_limit: see OutputLengths.
     registration: where this orchestrator is registered, and looks for verifiers and drafters beside the named ones.
     cloud: where it asks for verifiers instead, and is not registered.
     """
@@ -153,6 +188,8 @@ class OrchestratorOptions:
     tool_format: str = ""
     http_access: HttpAccess = HttpAccess()
     sse_keep_alive: float = SSE_KEEP_ALIVE_S
+    max_tokens_default: int = 0
+    max_tokens_limit: int = 0
     metrics: str = ""
     log_prompts: bool = False
     registration: RegistryOptions = NOWHERE
@@ -183,8 +220,13 @@ class OrchestratorOptions:
         durability_of(self.durability, self.redis_url)
         parse_plan(self.plan)
         check_drafters_per_session(self.drafters_per_session)
+        self.lengths.check_options()
         if self.buffer < 2:
             raise ValueError(f"buffer: must be at least 2, not {self.buffer}")
+
+    @property
+    def lengths(self) -> OutputLengths:
+        return OutputLengths(self.max_tokens_default, self.max_tokens_limit)
 
     @property
     def origins(self) -> tuple[Renewable | None, ...]:

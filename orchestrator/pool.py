@@ -39,7 +39,6 @@ from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.errors import RETRY_AFTER, StatusError
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.model_info import Identity
-from specwire.rpc.versions import agreed
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Which of an orchestrator's peers a session gets: peers as candidates (`specwire.core.placement`).
@@ -137,7 +136,7 @@ class Placer:
         record, refusals = driver.view.record, driver.drafters.refusals
         near = self._near(driver.verifying.peer)
         wish = PlacementRequest(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
-        free = [each for each in drafters if not driver.drafters.has(each) and agreed(each.info, record.tenant)]
+        free = [each for each in drafters if not driver.drafters.has(each)]
         if record.sampling.weighed:
             free = [drafter for drafter in free if drafter.maps(record.vocabulary_fingerprint) is None]
         return chosen_drafter(free, refusals, wish)

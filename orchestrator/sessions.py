@@ -522,7 +522,7 @@ class Orchestrator:
                 self._forget(driver)
 
     def _scanner_of(self, record: SessionRecord) -> OutputText:
-        return OutputText(self.pool.models.tokenizer_of(record), record.stop)
+        return OutputText(self.pool.models.tokenizer_of(record), record.stop, record.stopping.min_tokens)
 
     def _prompt_of(self, record: SessionRecord) -> str:
         return self.pool.models.tokenizer_of(record).decode(list(record.prompt))

@@ -22,7 +22,7 @@ SEED = "7"
 # A pair without weights that takes its time, so that turns can be told apart.
 EMULATED = (
     *("--target", "scripted:7:delay_ms=60"),
-    *("--speculative-config", '{"model": "scripted:7:agree=0.8:delay_ms=12", "num_speculative_tokens": 4}'),
+    *("--draft", "scripted:7:agree=0.8:delay_ms=12", "--plan", "lockstep:4", "--no-ngram"),
 )
 # Where the target's token stands among the drafter's guesses, place by place.
 RANKS = (0, 0, 1, 0, 0, 0, 1, 0, 0, None, 0, 2, 0, 0)
@@ -59,7 +59,7 @@ def browser() -> Iterator[Browser]:
 @contextmanager
 def stack(*words: str) -> Iterator[str]:
     """`specwire up` on free ports; the console's address."""
-    with serving("up", "--no-ray", *words) as ready:
+    with serving("up", *words) as ready:
         yield ready["http"]
 
 

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from specwire.core.model import GGUF, ModelError
 
+GGUF_MAGIC = b"GGUF"
+# What says what model a directory holds; the second, beside weights that another model's are adapted by.
+DESCRIBED_BY = ("config.json", "adapter_config.json")
 CHECKOUT = Path(__file__).resolve().parent.parent
 FOLDER = CHECKOUT / "build" / "models"
 # What is included for named models: a folder of the name each, with `head`, what drafts beside it.
@@ -98,6 +101,29 @@ def located(spec: str) -> str:
     if close and "/" not in spec and not Path(spec).exists():
         raise ModelError(f"model {spec!r}: {close[0]}?")
     return spec
+
+
+def check_path(spec: str) -> None:
+    """ModelError for what can only be a path of a directory, and is none: no hub knows it."""
+    path = Path(spec).expanduser()
+    if path.is_file():
+        with path.open("rb") as file:
+            is_one = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+        what = f"a GGUF file, whose name must end in {GGUF}" if is_one else f"a file, and no {GGUF} file"
+        raise ModelError(f"model {spec!r}: it is {what}")
+    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
+    if not spec or (looks_local and not path.is_dir()):
+        raise ModelError(f"model {spec!r}: there is no such directory")
+
+
+def check_directory(spec: str) -> None:
+    """ModelError for what can only be a local directory, and is none that a model is in."""
+    check_path(spec)
+    path = Path(spec).expanduser()
+    if path.is_dir() and not any((path / name).is_file() for name in DESCRIBED_BY):
+        inside = sorted(path.glob(f"*{GGUF}"))
+        more = f"; name its file: {path / inside[0].name}" if inside else ""
+        raise ModelError(f"model {spec!r}: there is no file named {DESCRIBED_BY[0]} in that directory{more}")
 
 
 def included_head(spec: str) -> Path | None:

@@ -195,8 +195,8 @@ LOG_OF = {
 STARTED = {"default": CLUSTER_START_S, "help": "until what is started must be ready (default: %(default)g s)"}
 HEADS = (
     "what drafts beside this target, where that pays: the folder of an EAGLE-3, Medusa or Hydra head trained for it, "
-    "of an MTP layer, mostly its own, or of `specwire learn`; self:skip=LAYER,... or self:exit=LAYER, itself without "
-    "some layers; auto: the one included for it, if any (default: {heads})"
+    "or of an MTP layer, mostly its own; self:skip=LAYER,... or self:exit=LAYER, itself without some layers; auto: the "
+    "one included for it, if any (default: {heads})"
 )
 
 # Rows by the heading that they have in --help.
@@ -204,12 +204,10 @@ HEADS = (
 TABLE: dict[str, tuple[Option, ...]] = {
     "": (
         Option("model", MODELS, "MODEL", positional="",
-               help="path, hub id, GGUF file, a name of `make setup-models`, or scripted:SEED for known logits",
-               unlike={"draft": {"positional": "?"}}),
+               help="path, hub id, GGUF file, a name of `make setup-models`, or scripted:SEED for known logits"),
         Option("target", STACK, "MODEL", help="path, hub id or named model (default: the demo pair's target)"),
         Option("draft", "stack edge", "MODEL", several=True, alone="draft",
-               help="path or hub id, or DIR of `specwire learn`, whose versions it takes, but for --one-process "
-                    "(default: the demo pair's, if the target is); may be repeated",
+               help="path or hub id (default: the demo pair's, if the target is); may be repeated",
                unlike={"edge": {"help": "path or hub id of the draft model", "several": False, "required": True,
                                 "alone": ""}}),
         Option("no-draft", STACK, kind=bool, alone="draft",
@@ -226,7 +224,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
                help="wait for a verifier at start",
                unlike={"edge": {"help": "wait for a verifier (default: %(default)s s)"},
                        **dict.fromkeys(("deploy", "scale"), STARTED)}),
-        Option("plan", "orchestrate proposer", "PLAN", default="auto",
+        Option("plan", "stack orchestrate proposer", "PLAN", default="auto",
                help="auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]"),
         Option("drafters-per-session", LOGS, "N", int, 1,
                help="drafters that propose for one session at a time (default: %(default)s)"),
@@ -263,7 +261,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
                help="of keys and values, a head's too, such as 8G: as many slots as fit, whatever --slots says"),
         Option("context", "verify draft edge", "N", int, help="positions per session (default: the model's)"),
         Option("deterministic", "stack verify", kind=bool,
-               help="each text a function of itself, bit for bit, whoever shares its forwards; slower (default: off)"),
+               help="refuse to serve where guesses, or who shares a forward, could change a bit; slower on torch "
+                    "(default: off)"),
         Option("ngram", "verify", kind=bool, default=True,
                help="propose what followed the same tokens earlier in the text, where that pays (default: on)"),
         Option("no-ngram", "stack proposer", kind=bool,
@@ -276,13 +275,10 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("reference", "stack verify", "PATH", several=True, default=(),
                help="documents to propose from: a file, or a folder with source code and texts; may be repeated "
                     "(default: none)"),
-        Option("table", "stack verify", "FILE", default="",
-               help="n-grams to propose from, by `specwire table build` (default: none)"),
         Option("heads", "stack verify", "HEAD", default="",
                help=HEADS, unlike={"stack": {"default": None, "alone": "heads"}}),
         Option("no-heads", STACK, kind=bool, alone="heads",
                help="nothing drafts beside the target, as with --heads ''"),
-        Option("speculative-config", STACK, "JSON", help="how to propose, in other servers' words (docs/CLI.md)"),
         Option("patient", "verify", kind=bool,
                help="wait for all due draft tokens: a baseline to measure, never faster"),
         Option("detach-grace", "verify", "S", float, DETACH_GRACE_S,
@@ -307,12 +303,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
                     "(docs/SECURITY.md)"),
         Option("usage-log", "verify", "FILE", Path,
                help="append what each session used, as lines of JSON that `specwire usage` adds up"),
-        Option("follow", "draft", "DIR",
-               help="serve the version that `specwire learn --out DIR` has in use, and every later one as it comes; "
-                    "MODEL is served while there is none (default: MODEL only)"),
         Option("connect", "draft", "ADDR", several=True,
                help="dial in to the orchestrator at HOST:PORT instead of listening (behind NAT); may be repeated"),
-        Option("no-ray", STACK, kind=bool, help="plain child processes instead of Ray actors"),
         Option("one-process", STACK, kind=bool,
                help="models, orchestrator and log in one process; the log is in memory unless --redis-url says where"),
         Option("unlisted", "up", kind=bool, help="keep generate, chat, top and doctor from finding this stack unasked"),
@@ -329,6 +321,11 @@ TABLE: dict[str, tuple[Option, ...]] = {
                help="HOST:PORT for Prometheus, encrypted where the service is (default: nowhere)"),
         Option("grace", SERVING, "S", float, DRAIN_GRACE,
                help="on a signal, let what runs go on for so long (default: %(default)g s)"),
+        Option("max-tokens-default", DOORS, "N", int, 0,
+               help="tokens of an answer whose request says nothing (default: 16 for HTTP's completions, else what the"
+                    " context holds)"),
+        Option("max-tokens-limit", DOORS, "N", int, 0,
+               help="most tokens of an answer; a request that names more is refused (default: what the context holds)"),
         Option("log-prompts", DOORS, kind=bool, help="log what is asked and answered, at level info (default: never)"),
         Option("file", "deploy", "CONFIG", positional="", help="YAML with pools and orchestrators (docs/DEPLOY.md)"),
         Option("wanted", "scale", "POOL=N", positional="+", help="replicas of a pool"),

@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
-from deploy.cli.main import main
-from specwire.core.verify.table import NgramTable
 from specwire.files import replaced, replaced_in, write_text
 from specwire.lm.heads import eagle3
-from specwire.lm.training.distillation import Trained
+from specwire.lm.training.loop import Trained
 from specwire.lm.training.record import write_record
-from specwire.lm.training.students import DraftStudent
-from specwire.text.table_file import load_table, save_table
-from specwire.versions import Current, VersionFolder
-from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of
 
 Write = Callable[[Path], object]
 
 
-def _model(folder: Path) -> str:
-    return models.save(models.build(models.config("llama")), folder, {"?": 0, "a": 1, "b": 2})
-
-
-def _built(folder: Path) -> None:
-    corpus = folder.parent / "corpus.txt"
-    corpus.write_text("a b a b")
-    options = ["--tokenizer", _model(folder.parent / "model"), "--out", str(folder / "table")]
-    assert main(["table", "build", str(corpus), *options]) == 0
-
-
-def _student(folder: Path) -> None:
-    DraftStudent(_model(folder.parent / "model"), torch.device("cpu")).write(folder)
-
-
 WRITERS: dict[str, Write] = {
-    "a table": lambda folder: save_table(NgramTable.built([[1, 2, 1, 2]], 2, "hash"), folder / "table"),
-    "a table by the command line": _built,
     "EAGLE-3": lambda folder: eagle3.save(head_of(CONFIG), folder, "a target"),
     "a record of a training": lambda folder: write_record(folder, 0, {}, Trained([], [])),
-    "a drafter that learns": _student,
-    "the version in use": lambda folder: VersionFolder(folder).use(Current(1, "a/draft", ("*",), "learnt")),
 }
 
 
@@ -74,19 +47,6 @@ def test_what_is_written_again_stays_whole_for_whoever_has_it(name: str, tmp_pat
             assert os.pread(opened, len(content) + 1, 0) == content, path
             assert path.stat().st_ino != os.fstat(opened).st_ino, f"{path} was written in place"
         assert set(folder.rglob("*")) == set(files)
-
-
-def test_a_table_that_is_mapped_can_be_read_when_a_shorter_one_takes_its_place(tmp_path: Path) -> None:
-    """Of pages that were cut off a mapped file a read ends the process."""
-    path = tmp_path / "table"
-    long, short = (NgramTable.built([list(range(1, length))], 2, "hash") for length in (4 * mmap.PAGESIZE, 3))
-    save_table(long, path)
-    mapped = load_table(path)
-    with path.open("rb") as old:
-        save_table(short, path)
-        assert os.fstat(old.fileno()).st_size > path.stat().st_size + mmap.PAGESIZE
-    for given in (1, 4 * mmap.PAGESIZE - 3):
-        assert mapped.following([given], 1)[0] == (given + 1,)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

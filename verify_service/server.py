@@ -8,15 +8,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specwire.core.draft import DraftingModel
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import ModelError, SlotModel
 from specwire.core.policy.costs import StepCosts
-from specwire.core.verify.shared_texts import TOKEN_BYTES
-from specwire.core.verify.table import KnownTexts
+from specwire.core.verify.shared_texts import TOKEN_BYTES, ScopeTexts
 from specwire.options import DETACH_GRACE_S, QUEUE, QUEUE_WAIT_S, add_options
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, register_model, registry_of
@@ -37,12 +36,10 @@ from specwire.telemetry.metrics import Families, Registry, by_label, counter, ga
 from specwire.telemetry.options import telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from specwire.versions import VersionFolder
 from verify_service.engine.engine import Engine
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Command, QueuePatience, Reports
 from verify_service.engine.shares import TenantShares
-from verify_service.head_versions import HeadVersions
 from verify_service.known_texts import known_texts
 from verify_service.metrics import families, load_of
 from verify_service.ranks import Ranks
@@ -78,7 +75,6 @@ class RunningVerifier:
         renewal: Renewal,
         meter: LoadReader | None = None,
         usage: UsageLog | None = None,
-        versions: HeadVersions | None = None,
     ) -> None:
         self._thread = thread
         self._servicer = servicer
@@ -89,7 +85,6 @@ class RunningVerifier:
         self._renewal = renewal
         self._meter = meter or LoadReader()
         self._usage = usage
-        self._versions = versions
 
     @property
     def address(self) -> str:
@@ -101,8 +96,6 @@ class RunningVerifier:
 
     async def stop(self, grace: float = 0.0) -> None:
         """Refuse new links, let the present ones go on for up to `grace` seconds, then end. Idempotent."""
-        if self._versions is not None:
-            await self._versions.stop()
         await self._server.set_serving(False)
         await self._registrar.drain()
         began = asyncio.get_running_loop().time()
@@ -150,12 +143,17 @@ async def start(
         tenants: where `shares` come from, which change when it does.
 
     Raises:
-        InvalidParameter, ListenError: as `_check`.
+        InvalidParameter: what cannot be served.
+        ListenError: the address cannot be listened on.
         ModelError: the model cannot be served.
     """
-    _check(options, detach_grace, patience, registration, shares, usage_log)
+    check_grace(detach_grace)
+    check_patience(patience)
+    check_usage(usage_log)
+    registration.check_listen(options.listen)
+    check_free(options.listened)
     registry, meter = Registry(), LoadReader()
-    thread, info, versions = await load(options, registry, meter, patient, detach_grace, patience, shares)
+    thread, info = await load(options, registry, meter, patient, detach_grace, patience, shares)
     info.region = registration.region
     whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
     usage = None if usage_log is None else _usage_of(usage_log, info)
@@ -164,10 +162,6 @@ async def start(
     registry.add(VERIFIER, process_families)
     async with AsyncExitStack() as started:
         started.push_async_callback(thread.stop)
-        if versions is not None:
-            versions.follow(thread.send, servicer.tell_learnt)
-            started.push_async_callback(versions.stop)
-            registry.add(VERIFIER, versions.families)
         metrics = await listen(registry, options.metrics, options.tls) if options.metrics else None
         if metrics is not None:
             started.push_async_callback(metrics.stop)
@@ -177,30 +171,7 @@ async def start(
     if usage is not None:
         usage.start()
     renewal = _renewal(options, server, shares, tenants)
-    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage, versions)
-
-
-def _check(
-    options: ModelServiceOptions,
-    detach_grace: float,
-    patience: QueuePatience,
-    registration: RegistryOptions,
-    shares: TenantShares | None,
-    usage_log: Path | None,
-) -> None:
-    """InvalidParameter for what cannot be served, ListenError for an address that cannot be listened on.
-
-    No head that learns is served where orchestrators are not trusted to say which tenants agreed.
-    """
-    check_grace(detach_grace)
-    check_patience(patience)
-    check_usage(usage_log)
-    heads = options.heads
-    if heads and shares is not None and VersionFolder(Path(heads).expanduser()).begun:
-        message = f"{heads} is a learner's folder, not served with --tenants: who agreed an orchestrator says"
-        raise InvalidParameter("heads", message)
-    registration.check_listen(options.listen)
-    check_free(options.listened)
+    return RunningVerifier(thread, servicer, server, info, metrics, registrar, renewal, meter, usage)
 
 
 async def _serve(servicer: VerifyServicer, options: ModelServiceOptions) -> RunningServer:
@@ -232,14 +203,6 @@ def _renewal(
     return Renewal((*options.origins, tenants), renewed)
 
 
-class LoadedVerifier(NamedTuple):
-    """A verifier's thread, what is told of its model, and the versions of its head, if that learns."""
-
-    thread: EngineThread
-    info: common_pb2.GetModelInfoResponse
-    versions: HeadVersions | None
-
-
 async def load(
     options: ModelServiceOptions,
     registry: Registry,
@@ -249,8 +212,8 @@ async def load(
     patience: QueuePatience = PATIENCE,
     shares: TenantShares | None = None,
     cores: frozenset[int] = frozenset(),
-) -> LoadedVerifier:
-    """A verifier's thread, which runs and is to be stopped by the caller.
+) -> tuple[EngineThread, common_pb2.GetModelInfoResponse]:
+    """A verifier's thread, which runs and is to be stopped by the caller, and what is told of its model.
 
     Raises ModelError. registry: where its metrics are read. meter: where its load is read. cores: see ServiceThread.
     For the rest see `start`.
@@ -260,7 +223,6 @@ async def load(
     # Who waits for all that is due tests no guesses of its own.
     text_memory = options.text_memory if options.ngram and not patient else 0
     reader = meter or LoadReader()
-    versions: list[HeadVersions] = []
 
     def loaded(
         deliver: Callable[[Reports], None], go_on: GoOn
@@ -284,16 +246,10 @@ async def load(
         )
         registry.add(VERIFIER, lambda: families(engine))
         reader.read = lambda: load_of(engine)
-        info = _described(lm, costs, text_memory)
-        # A patient verifier uses no head.
-        if not patient and (found := _versions_of(lm, options.heads)) is not None:
-            versions.append(found)
-            info.learnt.CopyFrom(found.learnt)
-        return engine, info
+        return engine, _described(lm, costs, text_memory)
 
     thread = ServiceThread(VERIFIER, loaded, helpers=ranks, cores=cores)
-    info = await thread.start()
-    return LoadedVerifier(thread, info, next(iter(versions), None))
+    return thread, await thread.start()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -327,19 +283,10 @@ def _head_of(lm: SlotModel, heads: str) -> HeadDrafting | None:
         raise ModelError(f"heads: {heads}: {error}") from error
 
 
-def _versions_of(lm: SlotModel, heads: str) -> HeadVersions | None:
-    """None where no head learns."""
-    from specwire.lm.heads.slots import HeadedModel
-
-    if not isinstance(lm, HeadedModel) or lm.current is None:
-        return None
-    return HeadVersions(Path(heads).expanduser(), lm, lm.current)
-
-
-def _known(lm: SlotModel, options: ModelServiceOptions) -> KnownTexts:
-    known = known_texts(lm.info, options.references, options.table)
-    for line in known.told():
-        say(f"specwire verify: {line}")
+def _known(lm: SlotModel, options: ModelServiceOptions) -> ScopeTexts | None:
+    known = known_texts(lm.info, options.references)
+    if known is not None:
+        say(f"specwire verify: {known.tokens} tokens of {len(known)} documents to propose from")
     return known
 
 

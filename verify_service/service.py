@@ -172,17 +172,12 @@ def opening_from_wire(
         check_priority(message.priority),
         check_prediction(message.prediction, info.vocabulary, info.context),
         # An older orchestrator knows of n-grams only, and who turns these off means any guess of the verifier's.
-        not message.no_head and (message.head_alone or not message.no_ngram) and _may_see(message, info),
+        not message.no_head and (message.head_alone or not message.no_ngram),
         tenant,
         message.share_text,
         check_lengths(message.reference_lengths),
         drafters_from_wire(message.drafters),
     )
-
-
-def _may_see(message: verify_pb2.Open, info: common_pb2.GetModelInfoResponse) -> bool:
-    """What a head has learnt is for tenants that agreed. An older orchestrator does not say who did."""
-    return message.agreed or not info.HasField("learnt")
 
 
 def own_id(tenant: str, session_id: str) -> str:
@@ -473,12 +468,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     @property
     def links(self) -> int:
         return len(self._links)
-
-    def tell_learnt(self, learnt: common_pb2.Learnt) -> None:
-        """The head has another version from now on."""
-        self._info.learnt.CopyFrom(learnt)
-        for link in self._links.values():
-            link.outbox.push(verify_pb2.ConnectVerifyResponse(learnt=learnt))
 
     async def drain(self, grace: float) -> None:
         """Take no new links or sessions; give the present sessions `grace` seconds to end, then end the links."""

@@ -15,9 +15,10 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
+from bench.harness.child import descendants
 from bench.harness.runs import BenchError
 from bench.harness.services import RedisLog
-from deploy.stack.processes import descendants, environment
+from deploy.stack.processes import environment
 
 LIMIT_S = 300.0
 LOOK_EVERY_S = 0.1

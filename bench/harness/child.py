@@ -7,9 +7,8 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +16,13 @@ from typing import IO, Any, Self
 
 from bench.harness import ROOT
 from bench.harness.runs import BenchError
-from deploy.stack import subreaper
-from deploy.stack.processes import descendants, end_tree, environment
+from deploy.stack.processes import bound, environment
 
 Message = dict[str, Any]  # as JSON has it
 
 READ_SIZE = 1 << 16
 STOP_GRACE = 30.0
+END_LIMIT = 5.0
 
 
 class BenchChild:
@@ -40,7 +39,7 @@ class BenchChild:
         settings = environment()
         settings.pop("OMP_NUM_THREADS", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGTERM)), *command],
+            bound(command, signal.SIGTERM),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -125,3 +124,45 @@ def cpu_seconds(pid: int, thread: int = 0) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def end_tree(pid: int) -> None:
+    """Kill a process and everything below it. It is stopped first, so that it starts nothing in answer."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        end_descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+def end_descendants(pid: int) -> None:
+    """Kill everything below a process, again and again until nothing lives there (a dying tree may still fork)."""
+    deadline = time.monotonic() + END_LIMIT
+    while (living := descendants(pid)) and time.monotonic() < deadline:
+        for one in living:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the living processes below `pid`, zombies left out, parents first."""
+    children: dict[int, list[int]] = {}
+    for one, parent in _living():
+        children.setdefault(parent, []).append(one)
+    found: list[int] = []
+    frontier = [pid]
+    while frontier:
+        frontier = [child for parent in frontier for child in children.get(parent, ())]
+        found += frontier
+    return found
+
+
+def _living() -> Iterator[tuple[int, int]]:
+    """Yield (pid, parent's pid). A zombie's children have a new parent already, so leaving it out loses none."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                # The name in parentheses may hold anything; the state and the parent follow its last parenthesis.
+                state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    yield int(entry.name), int(parent)

@@ -17,7 +17,7 @@ import redis
 
 from bench.harness import ROOT
 from bench.harness.runs import BenchError
-from deploy.stack import subreaper
+from deploy.stack.processes import bound
 from deploy.stack.redis_server import find_redis
 
 # Only what hangs takes so long, on a busy machine too.
@@ -42,7 +42,7 @@ class Process:
     def _launch(self) -> subprocess.Popen[bytes]:
         with self._said.open("ab") as said:
             return subprocess.Popen(
-                [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGKILL)), *self.command],
+                bound(self.command, signal.SIGKILL),
                 cwd=ROOT,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

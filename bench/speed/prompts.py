@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from bench.harness import ROOT
 from demo_pair import held_out_prompts
-from demo_pair.train.corpus import MANIFEST, is_test
 from specwire.core.invalid import InvalidParameter
 
 QUESTIONS = ROOT.parent / "shared" / "data" / "spec_bench" / "questions.jsonl"
@@ -63,14 +61,6 @@ def sample(questions: Path | None, packages: Sequence[Path] = ()) -> tuple[list[
 def held_out() -> list[SpeedPrompt]:
     """Of the included pair."""
     return [SpeedPrompt(CODE, prompt.text) for prompt in held_out_prompts()]
-
-
-def training_files() -> list[Path]:
-    """The pair's corpus, but for tests, and for files in which a held-out prompt stands, too: some are copies."""
-    root, rows = Path(sysconfig.get_path("stdlib")), json.loads(MANIFEST.read_text())["rows"]
-    named = [path for path, _, split in rows if split == "train" and not is_test(Path(path))]
-    files, asked = [root / path for path in named], [prompt.text for prompt in held_out_prompts()]
-    return [file for file in files if file.is_file() and not _says(file.read_text(encoding="utf-8"), asked)]
 
 
 def _says(text: str, asked: Sequence[str]) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import secrets
-import subprocess
 import sys
 import time
 import urllib.error
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.harness.child import BenchChild
+from bench.harness.child import BenchChild, descendants
 from bench.harness.runs import BenchError, Run
 from bench.harness.sessions import (
     LOAD_LIMIT,
@@ -34,15 +33,14 @@ from bench.harness.sessions import (
 )
 from bench.peers.library import PRECISIONS, command, exported
 from bench.relay.link import RelayLink
-from bench.speed.prompts import SpeedPrompt, training_files
-from deploy.stack.processes import descendants, environment
+from bench.speed.prompts import SpeedPrompt
 from specwire.core.model import ModelError, is_gguf
 from specwire.named_models import included_head
 from specwire.options import cores
 from specwire.provenance import proc_field
 
 OFF, DEFAULT, HEADLESS = "off", "default", "default, no head"
-TEXTS, TABLE, HEAD, DRAFTER = "texts", "table", "head", "drafter"
+TEXTS, HEAD, DRAFTER = "texts", "head", "drafter"
 ONE_OFF, ONE = "one process, off", "one process, default"
 SKIP, TRAINED = "fewer layers", ("medusa", "hydra", "mtp")
 FAR_OFF, FAR_20, FAR_80 = "off, one core", "drafter 20 ms away", "drafter 80 ms away"
@@ -58,7 +56,6 @@ NOBODY = ("--no-draft", "--no-ngram", "--no-heads")
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     OFF: NOBODY,
     TEXTS: ("--no-draft", "--no-heads"),
-    TABLE: NOBODY,
     HEAD: ("--no-draft", "--no-ngram"),
     DRAFTER: ("--no-ngram", "--no-heads"),
     DEFAULT: (),
@@ -112,20 +109,18 @@ class SpeedModels(NamedTuple):
 
     target, draft: as --target and --draft take them. peer_target, peer_draft: what libraries read. peers: the
     interpreter of their environment. options: further ones, of every service of ours. dtype: of all rows; None for what
-    each takes by itself. corpus: the table is made of it, unless it is given. trained: has TRAINED's folders.
+    each takes by itself. trained: has TRAINED's folders.
     one_tenant: sessions are of one tenant with a key, and proposed what the others say.
     """
 
     target: str
     draft: str | None = None
     head: str | None = None
-    table: str | None = None
     peer_target: str | None = None
     peer_draft: str | None = None
     peers: Path = Path("none")
     options: tuple[str, ...] = ()
     dtype: str | None = None
-    corpus: tuple[Path, ...] | None = None
     trained: Path | None = None
     one_tenant: bool = False
 
@@ -246,7 +241,7 @@ class SpeedField:
 
     def _up(self, key: str) -> list[SpeedRow]:
         """`specwire up`, with what the row is about and nothing else."""
-        words = [*self._models.words, *LEFT_OUT[key], "--no-ray"]
+        words = [*self._models.words, *LEFT_OUT[key]]
         if self._sessions > USUAL_SLOTS:
             words += ["--slots", str(self._sessions)]
         if self._token:
@@ -278,25 +273,6 @@ class SpeedField:
         included = included_head(models.target) if key == HEAD else None
         if key in (HEAD, DEFAULT) and (head := models.head or included) is not None:
             yield from ("--heads", str(head))
-        if key in (TABLE, DEFAULT) and (table := self._table()) is not None:
-            yield from ("--table", table)
-        elif key == TABLE:
-            beside = Path(models.target).with_suffix(".table")
-            if not beside.is_file():
-                raise BenchError(f"there is no table (--table), and no {beside.name} beside the target")
-            yield from ("--table", str(beside))
-
-    def _table(self) -> str | None:
-        """The table that was given, or is built now of the corpus."""
-        models, out = self._models, self._folder / "table"
-        if models.table is not None or models.corpus is None or out.exists():
-            return str(out) if out.exists() else models.table
-        words = ["table", "build", *map(str, models.corpus or training_files()), "--tokenizer", models.target]
-        line = [sys.executable, "-m", "deploy", *words, "--out", str(out)]
-        done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=LOAD_LIMIT, check=False)
-        if done.returncode:
-            raise BenchError(f"specwire table build: {done.stderr.strip()[-MOST_SAID:]}")
-        return str(out)
 
     def _ours(self, key: str, children: tuple[BenchChild, ...], seconds: float, address: str) -> SpeedRow:
         client = client_of(self._runner, self._cleanup, address, self._token)

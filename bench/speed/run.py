@@ -79,7 +79,7 @@ class Piece:
 
 PIECES = (
     Piece("main", (rows.OFF, rows.DEFAULT, rows.LLAMACPP, rows.OPENVINO)),
-    Piece("sources", (rows.OFF, rows.TEXTS, rows.TABLE, rows.HEAD, rows.DRAFTER)),
+    Piece("sources", (rows.OFF, rows.TEXTS, rows.HEAD, rows.DRAFTER)),
     Piece("far", (rows.OFF, *rows.FAR)),
     Piece("llama.cpp", (rows.OFF, *(key for key in rows.LIBRARIES if key.startswith(f"{rows.LLAMACPP},")))),
     Piece("openvino", (rows.OFF, *(key for key in rows.LIBRARIES if key.startswith(f"{rows.OPENVINO},")))),
@@ -105,7 +105,7 @@ SUITES = {
     "heads": (
         Piece(
             "heads",
-            (rows.OFF, rows.DRAFTER, rows.TEXTS, rows.TABLE, rows.HEAD, "medusa", "mtp", rows.DEFAULT),
+            (rows.OFF, rows.DRAFTER, rows.TEXTS, rows.HEAD, "medusa", "mtp", rows.DEFAULT),
             levels=(1, 4, 16, 32),
         ),
         Piece("others", (rows.OFF, "hydra", rows.SKIP, rows.TRANSFORMERS, rows.OPENVINO)),
@@ -135,7 +135,7 @@ class SpeedSettings:
         models = {
             key: shown_model(value) if isinstance(value, str) else value
             for key, value in self.models._asdict().items()
-            if key not in ("peers", "trained", "corpus")
+            if key not in ("peers", "trained")
         }
         return {"model": self.name, **models, "questions": None if self.questions is None else self.questions.name}
 
@@ -163,8 +163,6 @@ def parser() -> argparse.ArgumentParser:
     add("--target", metavar="MODEL", help="serve this under the only name that is given")
     add("--draft", metavar="MODEL", help="drafter (default: the target's own; smollm2-135m for Qwen)")
     add("--head", metavar="DIR", help="of the row head, and of default (default: what specwire up takes)")
-    beside = "of the row NAME.table beside the target's file; of a suite made of --corpus"
-    add("--table", metavar="FILE", help=f"of the row table, and of default (default: {beside})")
     add("--peer-draft", metavar="FILE", help="what libraries draft with (default: the drafter, if they read it)")
     add("--peers", type=Path, default=PEERS, metavar="PYTHON", help="has the libraries (default: make setup-peers')")
     add("--questions", type=Path, metavar="FILE", help="Spec-Bench's (default: ../shared/data/spec_bench, if there)")
@@ -176,7 +174,6 @@ def parser() -> argparse.ArgumentParser:
     add("--short", action="store_true", help=f"{SHORT_MINUTES:g} minutes for all pieces: fewer prompts and sessions")
     add("--dtype", default=AUTO, help="of all rows of a suite (default: what the machine computes itself)")
     add("--trained", type=Path, default=TRAINED, metavar="DIR", help="has medusa, hydra, mtp (default: build/heads)")
-    add("--corpus", nargs="+", type=Path, default=[], metavar="PATH", help="of the table (default: the pair's own)")
     add("--option", action="append", default=[], metavar="WORD", help="further option of our services; may be repeated")
     add("--record", metavar="NAME", help="of the only suite's record (default: its own name)")
     add("--out", type=Path, metavar="DIR", help="of results (default: bench/results; of a short run build/bench-real)")
@@ -232,13 +229,11 @@ def _suite_models(name: str, args: argparse.Namespace) -> SpeedModels:
         target,
         draft,
         located(str(args.head or demo_pair.HEAD)),
-        args.table and located(args.table),
         target,
         args.peer_draft or draft,
         args.peers.absolute(),
         tuple(args.option),
         dtype_of(args.dtype),
-        tuple(path.expanduser().resolve() for path in args.corpus) if heads else None,
         args.trained.expanduser().resolve(),
         one_tenant=heads,
     )
@@ -252,9 +247,9 @@ def _models(name: str, args: argparse.Namespace) -> SpeedModels:
     target, draft, head = args.target or name, args.draft or DRAFTS.get(name), args.head
     if name == DEMO and args.target is None:
         target, draft, head = str(demo_pair.TARGET), draft or str(demo_pair.DRAFT), head or str(demo_pair.HEAD)
-    head, table = (value and located(value) for value in (head, args.table))
+    head = head and located(head)
     files = (_file_of(name) or _file_of(target), args.peer_draft or (draft and _file_of(draft)))
-    models = (located(target), draft and located(draft), head, table, *files)
+    models = (located(target), draft and located(draft), head, *files)
     return SpeedModels(*models, args.peers.absolute(), tuple(args.option))
 
 

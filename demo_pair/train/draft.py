@@ -25,7 +25,7 @@ from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windo
 from demo_pair.train.losses import held_out_loss, logits_of, pair_config, tell
 from demo_pair.train.target import EVALUATION_WINDOWS
 from specwire.files import replaced, replaced_in, write_text
-from specwire.lm.training.distillation import Optimiser, Schedule
+from specwire.lm.training.loop import Optimiser, Schedule
 from specwire.progress import ProgressBar
 
 ROWS = 12

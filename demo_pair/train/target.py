@@ -20,7 +20,7 @@ from demo_pair.train.corpus import MANIFEST, SourceFile, differences, is_test, r
 from demo_pair.train.data import WINDOW, batches, encode, held_out_windows, train_tokenizer, training_stream
 from demo_pair.train.losses import held_out_loss, next_token_loss, pair_config, tell
 from specwire.files import replaced, replaced_in, write_text
-from specwire.lm.training.distillation import Optimiser, Schedule
+from specwire.lm.training.loop import Optimiser, Schedule
 from specwire.progress import ProgressBar
 
 ROWS = 12

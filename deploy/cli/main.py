@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from deploy.commands import COMMANDS
 from deploy.settings import CommandOptions, SettingInvalid, actions_of, add_command
-from deploy.stack.processes import AT_END, adopt_orphans, end_descendants
+from deploy.stack.processes import AT_END
 from specwire import __version__
 from specwire.rpc.process import SIGNALS, one_line, say, visible
 
@@ -31,9 +31,8 @@ Work = Callable[[Path], Awaitable[int]]
 def run_owned(name: str, work: Work) -> int:
     """Run `work` with a private folder (short path, removed afterwards); returns the exit code.
 
-    Everything that still lives below this process at the end is killed, so only a main program may call this.
+    It takes the process's signals, so only a main program may call this.
     """
-    adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="specwire-"))
     try:
         return asyncio.run(_signalled(name, work, folder))
@@ -71,7 +70,6 @@ async def _signalled(name: str, work: Work, folder: Path) -> int:
 def _leave_nothing(folder: Path) -> None:
     for clean in [*AT_END]:
         clean()
-    end_descendants(os.getpid())
     shutil.rmtree(folder, ignore_errors=True)
 
 

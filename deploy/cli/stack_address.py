@@ -159,7 +159,7 @@ def add_address_arguments(parser: argparse.ArgumentParser, references: bool = Tr
 def stack_address_of(args: argparse.Namespace) -> StackAddress:
     """InvalidParameter names what is wrong."""
     own = stack_options(args)
-    given = args.target is not None or args.draft is not None or args.speculative_config is not None
+    given = args.target is not None or args.draft is not None
     if given and args.address is not None:
         raise InvalidParameter("address", "names a running stack, --target and --draft one to start")
     tls = client_tls(args)

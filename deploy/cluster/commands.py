@@ -22,8 +22,8 @@ from deploy.cluster.schema import (
     parse,
     read_text,
 )
+from deploy.cluster.token import RAY_AUTH_MODE, ray_token
 from deploy.stack.options import StackError
-from deploy.stack.ray_cluster import RAY_AUTH_MODE, ray_token
 from specwire.options import CLUSTER_START_S, add_options
 from specwire.rpc.process import say
 

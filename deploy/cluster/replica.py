@@ -21,7 +21,6 @@ import ray
 
 from deploy.cluster.rollout import ReplicaPlace
 from deploy.stack.processes import BlockingChild, environment
-from deploy.stack.ray_actors import ThreadOutcome
 from specwire.registry.options import advertised
 
 # Seconds before a service that cannot start is started again: Ray itself does not wait.
@@ -46,6 +45,14 @@ class ReplicaSpec:
     python: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StartOutcome:
+    """How a start went: the address, or an error in one sentence."""
+
+    address: str = ""
+    error: str = ""
+
+
 class Replica:
     """After its process died Ray runs __init__ again, with the same arguments, in another."""
 
@@ -61,19 +68,19 @@ class Replica:
         if order.python:  # what is installed here is not for another environment
             self._environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
         self._http = ""
-        self._outcome: Future[ThreadOutcome] = Future()
+        self._outcome: Future[StartOutcome] = Future()
         self._child: BlockingChild | None = None
         self._draining = threading.Event()
         # A thread for as long as the child lives: the kernel binds the child to the thread that started it.
         self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
         self._thread.start()
 
-    def outcome(self) -> ThreadOutcome:
+    def outcome(self) -> StartOutcome:
         """Wait for the start."""
         return self._outcome.result()
 
     def place(self) -> ReplicaPlace:
-        outcome = self._outcome.result() if self._outcome.done() else ThreadOutcome()
+        outcome = self._outcome.result() if self._outcome.done() else StartOutcome()
         registered = advertised(self._environment.get(ADVERTISE, ""), outcome.address) if outcome.address else ""
         return ReplicaPlace(outcome.address, self._node, self._http, outcome.error, self._draining.is_set(), registered)
 
@@ -95,7 +102,7 @@ class Replica:
         if ready:
             said = json.loads(ready)
             self._http = str(said.get("http") or "")
-            self._outcome.set_result(ThreadOutcome(address=str(said["address"])))
+            self._outcome.set_result(StartOutcome(address=str(said["address"])))
         code = child.process.wait()
         if self._draining.is_set():
             self._settle("was told to end")
@@ -109,7 +116,7 @@ class Replica:
 
     def _settle(self, error: str) -> None:
         if not self._outcome.done():
-            self._outcome.set_result(ThreadOutcome(error=error))
+            self._outcome.set_result(StartOutcome(error=error))
 
 
 def _say(line: str) -> None:

@@ -1,1 +1,1 @@
-"""The whole stack on one machine: Redis, services under Ray or as plain processes, an orchestrator."""
+"""The whole stack on one machine: Redis, services as processes or threads, an orchestrator."""

@@ -117,15 +117,11 @@ class LocalHost:
     async def _verify(self, role: str, options: ModelServiceOptions, server: LocalServer) -> None:
         cores = self._placement.cores_of(role)
         registry = self.figures[role]
-        thread, info, versions = await verify_service.server.load(options, registry, cores=cores)
+        thread, info = await verify_service.server.load(options, registry, cores=cores)
         servicer = VerifyServicer(thread, info)
         self._cleanup.push_async_callback(thread.stop)
         self._cleanup.push_async_callback(server.stop)
         self._cleanup.push_async_callback(servicer.drain, 0.0)
-        if versions is not None:
-            versions.follow(thread.send, servicer.tell_learnt)
-            self._cleanup.push_async_callback(versions.stop)
-            registry.add(verify_service.server.VERIFIER, versions.families)
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
         self._failures.append(thread.failed)
 

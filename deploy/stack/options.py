@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import demo_pair
-from orchestrator.options import HttpAccess, check_drafters_per_session, check_http, check_sse_keep_alive
+from orchestrator.options import (
+    HttpAccess,
+    OutputLengths,
+    check_drafters_per_session,
+    check_http,
+    check_sse_keep_alive,
+)
 from orchestrator.tenants import Access
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import InvalidPlan, parse_plan
+from specwire.core.messages import parse_plan
 from specwire.core.model import AUTO, AUTO_KV, ModelError, is_gguf
 from specwire.named_models import NAMED, located
 from specwire.options import RETENTION_S, SSE_KEEP_ALIVE_S, cores
@@ -49,126 +54,6 @@ class ServiceHost(Protocol):
         ...
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# --speculative-config: how to propose, in the words of other servers, where they mean the same here.
-#
-#     method                        draft_model: a draft model proposes;
-#                                   ngram: the verifier, from the text itself (vLLM)
-#     model                         of the drafter (vLLM)
-#     num_speculative_tokens        a drafter drafts so many at a time: the plan lockstep:K (vLLM)
-#     num_assistant_tokens          the same (transformers with a constant schedule, OpenVINO GenAI)
-#     assistant_confidence_threshold  0 only: no stop (transformers, OpenVINO GenAI)
-#
-# Without a number the verifier chooses it. The verifier may test fewer of the drafted tokens, or none, while they do
-# not pay; its n-grams are not bound by the number. Other fields are refused by name.
-
-SPECULATIVE = "speculative-config"
-DRAFT_MODEL, NGRAM = "draft_model", "ngram"
-KNOWN = ("method", "model", "num_speculative_tokens", "num_assistant_tokens", "assistant_confidence_threshold")
-# Fields of other servers that have another option here, and its name.
-ELSEWHERE = {
-    "acceptance_method": "the rule is each request's own (rule)",
-    "draft_tensor_parallel_size": "a drafter is one process on one device; 1 needs no saying",
-    "disable_by_batch_size": "whether drafting pays is measured for each session, in batches too",
-    "num_assistant_tokens_schedule": "without a number of tokens the verifier chooses it anew all the time",
-    "posterior_alpha": "give a request the rule typical(epsilon,delta)",
-    "posterior_threshold": "give a request the rule typical(epsilon,delta)",
-    "prompt_lookup_max": "what is looked up, and how far, follows from what was accepted before",
-    "prompt_lookup_min": "what is looked up, and how far, follows from what was accepted before",
-    "prompt_lookup_num_tokens": "give the method ngram; how many are proposed follows from what was accepted before",
-    "quantization": "give --quantization",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Speculative:
-    """drafter, ngram: whether these propose; None where nothing is said of it.
-
-    draft: the draft model, None for whichever the target has. plan: see `specwire.core.messages.parse_plan`.
-    """
-
-    drafter: bool | None = None
-    ngram: bool | None = None
-    draft: str | None = None
-    plan: str = "auto"
-
-    def with_flags(self, draft: bool, no_draft: bool, no_ngram: bool) -> Speculative:
-        """Apply this to what --draft, --no-draft and --no-ngram leave open. Raises InvalidParameter."""
-        if draft and self.draft is not None:
-            _refuse("model", "says what --draft says, too: leave one of them out")
-        if draft and self.drafter is False:
-            _refuse("method", f"{NGRAM} is without the drafter that --draft names: leave one of them out")
-        if no_draft and (self.drafter or self.plan != "auto"):
-            _refuse("draft model", "contradicts --no-draft: leave one of them out")
-        if no_ngram and self.ngram:
-            _refuse("method", f"{NGRAM} contradicts --no-ngram: leave one of them out")
-        return replace(
-            self, drafter=not no_draft and self.drafter is not False, ngram=not no_ngram and self.ngram is not False
-        )
-
-
-def speculative_of(text: str) -> Speculative:
-    """Raises InvalidParameter, which names the field and its value."""
-    fields = _fields(text)
-    method = fields.get("method", DRAFT_MODEL if "model" in fields else None)
-    if method not in (None, DRAFT_MODEL, NGRAM):
-        _refuse("method", f"must be {DRAFT_MODEL} or {NGRAM}, not {json.dumps(method)}")
-    model = fields.get("model")
-    if model is not None and (not isinstance(model, str) or not model):
-        _refuse("model", f"must be a path or hub id, not {json.dumps(model)}")
-    count = _count(fields)
-    if fields.get("assistant_confidence_threshold", 0) != 0:
-        reason = "must be 0: no chain ends by its drafter's confidence"
-        _refuse("assistant_confidence_threshold", reason)
-    if method == NGRAM:
-        for name in ("model", "num_speculative_tokens", "num_assistant_tokens"):
-            if name in fields:
-                _refuse(name, "is a draft model's: with the method ngram the verifier chooses what to propose")
-        return Speculative(drafter=False, ngram=True)
-    plan = "auto" if count is None else f"lockstep:{count}"
-    if method is None:
-        return Speculative(plan=plan)
-    return Speculative(drafter=True, ngram=False, draft=model, plan=plan)
-
-
-def _fields(text: str) -> dict[str, Any]:
-    """The fields that are not null. Raises InvalidParameter for an unknown name."""
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise InvalidParameter(SPECULATIVE, f"must be a JSON object, not {text!r}: {error}") from None
-    except RecursionError:
-        raise InvalidParameter(SPECULATIVE, "is nested too deeply") from None
-    if not isinstance(fields, dict):
-        raise InvalidParameter(SPECULATIVE, f"must be a JSON object, not {text!r}")
-    for name in fields:
-        if name in ELSEWHERE:
-            _refuse(name, f"is not taken: {ELSEWHERE[name]}")
-        if name not in KNOWN:
-            _refuse(name, f"is not known; there are {', '.join(KNOWN)}")
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _count(fields: dict[str, Any]) -> int | None:
-    """Tokens of a window; None where nobody says."""
-    given = [name for name in ("num_speculative_tokens", "num_assistant_tokens") if name in fields]
-    for name in given:
-        value = fields[name]
-        if type(value) is not int or value < 1:
-            _refuse(name, f"must be a whole number from 1 on, not {json.dumps(value)}")
-        try:
-            parse_plan(f"lockstep:{value}")
-        except InvalidPlan as error:
-            _refuse(name, str(error))
-    if len({fields[name] for name in given}) > 1:
-        _refuse(given[1], f"contradicts {given[0]}, which means the same")
-    return fields[given[0]] if given else None
-
-
-def _refuse(name: str, why: str) -> NoReturn:
-    raise InvalidParameter(SPECULATIVE, f"{name} {why}")
-
-
 DRAIN_GRACE = 1.0
 VERIFIER, DRAFTER = "verifier", "drafter"
 
@@ -179,7 +64,7 @@ class StackError(RuntimeError):
 
 # What the services behind the front doors do not take from a stack, and what only a verifier does.
 NOT_OF_SERVICES = ("listen", "insecure", "tls", "metrics")
-NOT_OF_DRAFTERS = ("deterministic", "ngram", "text_memory", "references", "table", "heads")
+NOT_OF_DRAFTERS = ("deterministic", "ngram", "text_memory", "references", "heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +73,12 @@ class StackOptions:
 
     Attributes:
         draft: None runs without a drafter. more_drafts: of further drafters.
-        also: further targets, which requests name; without heads, references and table, which are of one model.
+        also: further targets, which requests name; without heads and references, which are of one model.
         redis_url: None starts a private Redis; with one_process the log is in memory.
         listen: of the orchestrator; the other services take free ports on loopback.
         heads: "" for none.
         insecure, tls, access, http and what goes with it: of the orchestrator; only that is reached remotely.
         metrics: of the orchestrator, encrypted as `tls` says; the others' at the ports behind it, plain.
-        ray: host the services in Ray actors; otherwise in plain child processes.
         start_timeout: seconds until everything must be healthy, downloads included.
     """
 
@@ -218,13 +102,11 @@ class StackOptions:
     ngram: bool = True
     text_memory: int = TEXT_MEMORY
     references: tuple[str, ...] = ()
-    table: str = ""
     heads: str = ""
     insecure: bool = False
     tls: ServerTls | None = None
     access: Access = Access()
     grace: float = DRAIN_GRACE
-    ray: bool = True
     start_timeout: float = 600.0
     more_drafts: tuple[str, ...] = ()
     drafters_per_session: int = 1
@@ -233,6 +115,8 @@ class StackOptions:
     tool_format: str = ""
     http_access: HttpAccess = HttpAccess()
     sse_keep_alive: float = SSE_KEEP_ALIVE_S
+    max_tokens_default: int = 0
+    max_tokens_limit: int = 0
     metrics: str = ""
     log_prompts: bool = False
     plan: str = "auto"
@@ -243,11 +127,13 @@ class StackOptions:
         check_exposure(self.listen, self.tls, self.insecure)
         check_http(self.http, self.tls, self.insecure)
         check_sse_keep_alive(self.sse_keep_alive)
+        OutputLengths(self.max_tokens_default, self.max_tokens_limit).check_options()
         self.services()  # validates what they are given
         twice = [model for model in self.also if (self.target, *self.also).count(model) > 1]
         if twice:
             raise InvalidParameter("also", f"{twice[0]} is named twice; requests tell models by their names")
         check_drafters_per_session(self.drafters_per_session)
+        parse_plan(self.plan)
         if not self.start_timeout > 0:
             raise InvalidParameter("start_timeout", f"must be positive, not {self.start_timeout}")
 
@@ -270,8 +156,7 @@ class StackOptions:
         """Return each verifier by its role: verifier, verifier-2, ..."""
         first = self.verifier()
         others = [
-            replace(first, model=model, kv_type=self._kv_type(model), references=(), table="", heads="")
-            for model in self.also
+            replace(first, model=model, kv_type=self._kv_type(model), references=(), heads="") for model in self.also
         ]
         return {
             VERIFIER if number == 1 else f"{VERIFIER}-{number}": options
@@ -336,9 +221,8 @@ def kind_of(role: str) -> str:
 def stack_options(args: argparse.Namespace, **given: Any) -> StackOptions:
     """Return the stack that the command line asks for, with what is `given`; InvalidParameter names what is wrong."""
     # The demo drafter has the vocabulary of the demo target only: another target runs alone unless a drafter is named.
-    default_draft = str(demo_pair.DRAFT) if args.target is None else None
-    speculative = _speculative(args)
-    draft, *more = args.draft or [speculative.draft or default_draft]
+    default_draft = str(demo_pair.DRAFT) if args.target is None and not args.no_draft else None
+    draft, *more = args.draft or [default_draft]
     for option, model in (("target", args.target), *(("draft", each) for each in (draft, *more))):
         _check_named(option, model)
     return filled(
@@ -346,49 +230,34 @@ def stack_options(args: argparse.Namespace, **given: Any) -> StackOptions:
         args,
         without=("http", "tls", "chat_template"),  # texts, which commands make something of
         target=args.target or str(demo_pair.TARGET),
-        draft=draft if speculative.drafter else None,
+        draft=draft,
         more_drafts=tuple(more),
         target_threads=target_threads(args.target) if args.target_threads is None else args.target_threads,
-        ngram=bool(speculative.ngram),
+        ngram=not args.no_ngram,
         text_memory=text_memory_of(args.text_memory),
         references=tuple(args.reference),
         heads=_heads(args),
-        ray=not args.no_ray,
-        plan=speculative.plan,
         **given,
     )
 
 
 def _heads(args: argparse.Namespace) -> str:
-    """See StackOptions. Who says what proposes gets nothing else."""
+    """See StackOptions."""
     if args.heads is not None:
         return str(args.heads)
-    return "" if args.no_heads or args.speculative_config is not None else AUTO
+    return "" if args.no_heads else AUTO
 
 
 def included_head(args: argparse.Namespace) -> str:
-    """The demo target's head; what `up` takes where another target is named; "" where the user says what proposes, or
-    how the target is served rules heads out.
+    """The demo target's head; what `up` takes where another target is named; "" where the user wants none, or how the
+    target is served rules heads out.
 
     It is not for everything: where text is copied a good deal, n-grams on the fastest runtime gain more.
     """
     if args.target is not None:
         return _heads(args)
-    otherwise = args.no_heads or args.speculative_config is not None
-    headless = args.compiled or args.deterministic or args.device != "cpu"
-    return "" if otherwise or headless or not demo_pair.HEAD.is_dir() else str(demo_pair.HEAD)
-
-
-def _speculative(args: argparse.Namespace) -> Speculative:
-    """What the flags say together: --speculative-config, --draft, --no-draft and --no-ngram."""
-    said = Speculative() if args.speculative_config is None else speculative_of(args.speculative_config)
-    wanted = said.with_flags(bool(args.draft), args.no_draft, args.no_ngram)
-    needs_draft = said.drafter or said.plan != "auto"
-    if needs_draft and not (said.draft or args.draft) and args.target is not None:
-        raise InvalidParameter(
-            SPECULATIVE, "model is missing: a target that is named needs a draft model that is named"
-        )
-    return wanted
+    headless = args.no_heads or args.compiled or args.deterministic or args.device != "cpu"
+    return "" if headless or not demo_pair.HEAD.is_dir() else str(demo_pair.HEAD)
 
 
 def _check_named(option: str, model: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The services as plain child processes, for machines without Ray: started, watched and restarted by this process."""
+"""The services as child processes: started, watched and restarted by this process."""
 
 from __future__ import annotations
 

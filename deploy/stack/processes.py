@@ -1,23 +1,24 @@
-"""Processes that the stack owns: started bound to this one, ended with everything below them."""
+"""Processes that the stack owns, bound to this one: they end with it, and what they start ends with them.
+
+What a service starts is in its group (killed with it), or reads from it until its end (`specwire.text.sandbox`,
+`verify_service.ranks`), so that nothing outlives a service that is killed, whoever started that.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.stack import subreaper
+from deploy.stack import bound_process
 
-END_LIMIT = 5.0
 REAP_LIMIT = 10.0
 KEPT_LINES = 20
 LINE_LIMIT = 1 << 20
@@ -35,7 +36,7 @@ AT_END: list[Callable[[], None]] = []
 class Child:
     """A process bound to this one, in a session of its own so that a terminal's Ctrl-C reaches only us.
 
-    Its stdin is a pipe: closing it asks the process to end. Lines on its stderr go to `report`; the last are kept.
+    Lines on its stderr go to `report`; the last are kept.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, report: Callable[[str], None] | None) -> None:
@@ -43,26 +44,18 @@ class Child:
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._report = report
         self._reading = asyncio.create_task(self._read_errors())
+        AT_END.append(self.kill)
 
     @classmethod
-    async def start(
-        cls,
-        command: Sequence[str],
-        report: Callable[[str], None] | None = None,
-        bound_by: int = signal.SIGKILL,
-        env: Mapping[str, str] | None = None,
-    ) -> Child:
-        """Start a process that gets the signal `bound_by` when this one ends; 0 leaves it to heed its stdin's end.
-
-        env: its environment, `environment()` unless given.
-        """
+    async def start(cls, command: Sequence[str], report: Callable[[str], None] | None = None) -> Child:
+        """Start a process that is killed when this one ends."""
         process = await asyncio.create_subprocess_exec(
-            *bound(command, bound_by),
-            stdin=asyncio.subprocess.PIPE,
+            *bound(command, signal.SIGKILL),
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            env=environment() if env is None else env,
+            env=environment(),
             limit=LINE_LIMIT,
         )
         return cls(process, report)
@@ -76,26 +69,33 @@ class Child:
     async def wait(self) -> int:
         """Return the exit code once it has ended and its last words are read."""
         code = await self.process.wait()
+        self._ended()
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await asyncio.shield(self._reading)
         return code
 
-    async def stop(self, grace: float, number: signal.Signals | None = signal.SIGTERM) -> None:
-        """Ask it to end (stdin's end, a signal), wait `grace` seconds, then end its whole tree. Idempotent."""
+    async def stop(self, grace: float) -> None:
+        """Ask it to end, and kill it and its group after `grace` seconds. Idempotent."""
         if self.process.returncode is None:
-            if self.process.stdin is not None:
-                self.process.stdin.close()
-            if number is not None:
-                self.process.send_signal(number)
+            self.process.terminate()
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await self.process.wait()
-        if self.process.returncode is None:
-            await asyncio.to_thread(end_tree, self.process.pid)
-            async with asyncio.timeout(REAP_LIMIT):
-                await self.process.wait()
+        self.kill()
+        async with asyncio.timeout(REAP_LIMIT):
+            await self.process.wait()
+        self._ended()
         self._reading.cancel()
+
+    def _ended(self) -> None:
+        with suppress(ValueError):
+            AT_END.remove(self.kill)
+
+    def kill(self) -> None:
+        """On the spot, with its group. Idempotent."""
+        if self.process.returncode is None:
+            kill_group(self.process.pid)
 
     async def _read_errors(self) -> None:
         pipe = self.process.stderr
@@ -108,7 +108,7 @@ class Child:
 
 def bound(command: Sequence[str], number: int) -> list[str]:
     """The command line of a process that gets this signal when ours ends."""
-    return [sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(number)), *command]
+    return [sys.executable, "-I", bound_process.__file__, str(os.getpid()), str(int(number)), *command]
 
 
 class BlockingChild:
@@ -148,7 +148,7 @@ class BlockingChild:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace)
         if self.process.poll() is None:
-            end_tree(self.process.pid)
+            kill_group(self.process.pid)
         self.process.wait(grace)
         self._reading.join(1.0)
         for pipe in (self.process.stdout, self.process.stderr):
@@ -159,6 +159,12 @@ class BlockingChild:
         for line in self.process.stderr or ():
             self.last_lines.append(line.rstrip())
             self.report(self.last_lines[-1])
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process that leads its group, and who else is in that."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def signalled(number: int) -> str:
@@ -177,51 +183,3 @@ def environment() -> dict[str, str]:
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     ours = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
     return {**ours, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
-
-
-def adopt_orphans() -> None:
-    """Become the parent of any process below this one that loses its own."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(subreaper.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_tree(pid: int) -> None:
-    """Kill a process and everything below it. It is stopped first, so that it starts nothing in answer."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        end_descendants(pid)
-        os.kill(pid, signal.SIGKILL)
-
-
-def end_descendants(pid: int) -> None:
-    """Kill everything below a process, again and again until nothing lives there (a dying tree may still fork)."""
-    deadline = time.monotonic() + END_LIMIT
-    while (living := descendants(pid)) and time.monotonic() < deadline:
-        for one in living:
-            with suppress(ProcessLookupError):
-                os.kill(one, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the living processes below `pid`, zombies left out, parents first."""
-    children: dict[int, list[int]] = {}
-    for one, parent in _living():
-        children.setdefault(parent, []).append(one)
-    found: list[int] = []
-    frontier = [pid]
-    while frontier:
-        frontier = [child for parent in frontier for child in children.get(parent, ())]
-        found += frontier
-    return found
-
-
-def _living() -> Iterator[tuple[int, int]]:
-    """Yield (pid, parent's pid). A zombie's children have a new parent already, so leaving it out loses none."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                # The name in parentheses may hold anything; the state and the parent follow its last parenthesis.
-                state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-                if state not in "ZX":
-                    yield int(entry.name), int(parent)

@@ -17,7 +17,6 @@ import orchestrator.server
 from deploy.stack.local_host import LocalHost, first_failure
 from deploy.stack.options import DRAFTER, VERIFIER, ServiceHost, StackError, StackOptions, kind_of
 from deploy.stack.plain_host import PlainHost
-from deploy.stack.ray_cluster import RayCluster
 from deploy.stack.redis_server import RedisServer, check_redis
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info, vocabulary_mismatch
@@ -83,7 +82,7 @@ class Stack:
         await asyncio.to_thread(check_vocabularies, self.options.target, drafts)
         async with asyncio.TaskGroup() as starts:
             redis = starts.create_task(self._start_redis(directory, report))
-            services = starts.create_task(self._start_services(directory, report))
+            services = starts.create_task(self._start_services(report))
         self.services = services.result()
         self.redis_url = without_password(redis.result())
         await self._start_orchestrator(redis.result())
@@ -107,13 +106,11 @@ class Stack:
         self._failures.append(server.failed)
         return server.url
 
-    async def _start_services(self, directory: Path, report: Report) -> dict[str, str]:
+    async def _start_services(self, report: Report) -> dict[str, str]:
         options = self.options
         host: ServiceHost
         if options.one_process:
             host = self._local = LocalHost(options.services(), options.start_timeout, report)
-        elif options.ray:
-            host = RayCluster(options.services(), directory / "ray", options.start_timeout, report)
         else:
             host = PlainHost(options.services(), options.start_timeout, report)
         self._cleanup.push_async_callback(host.stop)

@@ -234,7 +234,7 @@ class GenerationHandler:
                 check_owner(request.parent, tenant, "parent")
             parent = "" if request.whole_prompt else request.parent
             before = await tokens_of(parent, tenant, vocabulary, self._orchestrator)
-            record = await record_of(request, target, tenant, seed, before, chat)
+            record = await record_of(request, target, tenant, seed, before, chat, self._orchestrator.options.lengths)
         except (InvalidParameter, StatusError):
             driver = await self._repeats.begun(request, tenant)
             if driver is None:
@@ -373,8 +373,8 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             prompt = await model.prompt(talk, aside)
         except Busy as busy:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), RETRY_AFTER) from None
-        constraint = await talk.tools.constraint(model.family, talk.opens_thought(prompt))
-        return ChatPrompt(prompt, constraint, AnswerForm.of(model.family, talk, prompt))
+        form = AnswerForm.of(model.family, talk, prompt)
+        return ChatPrompt(prompt, await talk.tools.constraint(model.family, form.thinking), form)
 
     def _tenant(self, context: Context) -> str:
         """The calling tenant. Callers that may not call never come here: see specwire.rpc.server."""

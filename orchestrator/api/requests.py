@@ -14,8 +14,9 @@ from dataclasses import replace
 import grpc
 
 from orchestrator.admission import MOST_COMPLETIONS, MOST_NOTE_BYTES, MOST_REFERENCE_BYTES, MOST_REQUEST_ID
-from orchestrator.chat.answer import ChatPrompt
+from orchestrator.chat.answer import ChatPrompt, demand
 from orchestrator.chat.messages import check_count
+from orchestrator.options import UNLIMITED, OutputLengths
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import store_statuses
 from orchestrator.session.driver import SessionDriver
@@ -26,6 +27,7 @@ from orchestrator.tenants import check_owner, new_session_id
 from specwire.core.invalid import (
     MOST_REFERENCE_TOKENS,
     MOST_REFERENCES,
+    ContextExceeded,
     InvalidParameter,
     check_length,
     check_prediction,
@@ -56,10 +58,12 @@ async def record_of(
     seed: int,
     before: tuple[int, ...] = (),
     chat: ChatPrompt | None = None,
+    lengths: OutputLengths = UNLIMITED,
+    room: int = 1,
 ) -> SessionRecord:
     """A new session's record. seed: taken where the request has none. before: tokens that precede its prompt.
 
-    chat: of a request whose prompt is one.
+    chat: of a request whose prompt is one. room: tokens that must fit behind the prompt, 0 for one that is only scored.
 
     Raises:
         InvalidParameter: names the field and the value.
@@ -67,10 +71,11 @@ async def record_of(
     convert.check_known(request, "request")
     info = target.info
     prompt = [*before, *await prompt_tokens(request, target, chat)]
-    check_prompt(prompt, info.vocabulary, target.context, "prompt" if chat is None else "messages")
+    check_prompt(prompt, info.vocabulary, target.context, "prompt" if chat is None else "messages", room)
     sources, asked = sources_of(request), request.sampling if chat is None else with_form(request.sampling, chat)
     sampling, _ = convert.sampling_from_wire(asked, default_seed=seed, vocabulary=info.vocabulary)
-    stopping = stopping_of(request.stopping, target, len(prompt))
+    # The last token of a text that is only scored is where a session would decide its first.
+    stopping = stopping_of(request.stopping, target, len(prompt) + room - 1, lengths)
     check_constraint(sampling.constraint, stopping, info.eos_ids)
     return SessionRecord(
         session_id=new_session_id(tenant),
@@ -148,15 +153,10 @@ def digest_of(request: generation_pb2.GenerateRequest) -> str:
 
 
 def with_form(sampling: common_pb2.Sampling, chat: ChatPrompt) -> common_pb2.Sampling:
-    """With the form that the chat's calls must have. InvalidParameter: another one is demanded as well."""
-    if chat.constraint is None:
-        return sampling
-    demanded = sampling.WhichOneof("constraint")
-    if demanded is not None:
-        raise InvalidParameter(demanded, "contradicts tools that a grammar must see to: an answer has one form")
+    """With the form that the chat's answer must have. InvalidParameter: two are demanded."""
     asked = common_pb2.Sampling()
     asked.CopyFrom(sampling)
-    asked.MergeFrom(convert.constraint_to_wire(chat.constraint))
+    demand(asked, chat.constraint, chat.form.thinking)
     return asked
 
 
@@ -231,9 +231,9 @@ def check_copies(request: generation_pb2.GenerateRequest, sessions: int) -> None
         raise InvalidParameter("references", message)
 
 
-def check_size(prompt: str | Sequence[int], target: Target, field: str = "prompt") -> None:
+def check_size(prompt: str | Sequence[int], target: Target, field: str = "prompt", room: int = 1) -> None:
     """Refuse a text that is too long for the context, without encoding it. Raises ContextExceeded."""
-    check_length(prompt, target.context, target.longest, field)
+    check_length(prompt, target.context, target.longest, field, room)
 
 
 async def encoded(text: str, target: Target, field: str = "prompt") -> list[int]:
@@ -242,9 +242,26 @@ async def encoded(text: str, target: Target, field: str = "prompt") -> list[int]
     return await encode_aside(target.tokenizer, text)
 
 
-def stopping_of(wire: common_pb2.Stopping, target: Target, prompt_length: int) -> Stopping:
-    """It is fixed here, so that the text ends at one length, whichever verifiers have the session."""
-    fitted = convert.fitted_stopping(wire, prompt_length, target.context, target.context_now)
+def stopping_of(
+    wire: common_pb2.Stopping, target: Target, prompt_length: int, lengths: OutputLengths = UNLIMITED
+) -> Stopping:
+    """It is fixed here, so that the text ends at one length, whichever verifiers have the session.
+
+    Raises:
+        ContextExceeded, InvalidParameter: so many tokens do not fit or are not allowed, and the request does not permit
+            to lower them.
+    """
+    asked, room, room_now = wire.max_tokens, target.context - prompt_length, target.context_now - prompt_length
+    if asked and not wire.fit_context:
+        lengths.check(asked)
+        if asked > room:
+            raise ContextExceeded(
+                "max_tokens", f"{asked} do not fit, the prompt leaves room for {room}", target.context
+            )
+    fitted = common_pb2.Stopping()
+    fitted.CopyFrom(wire)
+    if not asked or wire.fit_context:
+        fitted.max_tokens = lengths.lowered(asked, room_now if room_now > 0 else room)
     return convert.stopping_from_wire(fitted, vocabulary=target.info.vocabulary, eos_ids=target.info.eos_ids)
 
 

@@ -72,7 +72,7 @@ class PromptScorer:
             StatusError: as `Orchestrator.admit`; RESOURCE_EXHAUSTED or UNAVAILABLE, no verifier took it for as long as
                 a session waits for one; DEADLINE_EXCEEDED.
         """
-        record = await record_of(_prompt_only(request), target, tenant, seed=0)
+        record = await record_of(_prompt_only(request), target, tenant, seed=0, room=0)
         tokens = record.prompt
         named = _score_id(tenant, request_id)
         asked = verify_pb2.ScoreRequest(tokens=tokens, from_position=1, top=top, score_id=named)
@@ -88,10 +88,10 @@ class PromptScorer:
         """The request's continuations, behind a prefix that is computed once. Raises as `score`."""
         prefix, texts = await _texts_of(request, target)
         whole = max(([*prefix, *chain.from_iterable(parts)] for parts in texts), key=len)
-        if len(whole) >= target.context:
+        if len(whole) > target.context:
             message = f"one of {len(whole) - len(prefix)} tokens behind a prefix of {len(prefix)} does not fit"
             raise ContextExceeded("continuations", message, target.context)
-        record = await record_of(_prompt_only(_of_tokens(whole)), target, tenant, seed=0)
+        record = await record_of(_prompt_only(_of_tokens(whole)), target, tenant, seed=0, room=0)
         flat = [tuple(chain.from_iterable(parts)) for parts in texts]
         asked = verify_pb2.ScoreRequest(
             tokens=[*prefix, *flat[0]],
@@ -163,7 +163,7 @@ def _prompt_only(request: pb.GenerateRequest) -> pb.GenerateRequest:
     asked.CopyFrom(request)
     for name in ("request_id", "parent", "n", "prediction_text", "prediction_tokens"):
         asked.ClearField(name)
-    asked.stopping.CopyFrom(common_pb2.Stopping(max_tokens=1))
+    asked.stopping.max_tokens, asked.stopping.min_tokens, asked.stopping.fit_context = 1, 0, False
     return asked
 
 

@@ -68,7 +68,6 @@ class StatusApi(status_pb2_grpc.StatusServiceServicer):
 
 def _peer(peer: Peer, kind: pb.PeerKind) -> pb.PeerStatus:
     link = peer.link if isinstance(peer.link, Link) else None
-    learnt = peer.info.learnt if peer.info is not None and peer.info.HasField("learnt") else None
     return pb.PeerStatus(
         kind=kind,
         address=peer.link.address,
@@ -80,7 +79,6 @@ def _peer(peer: Peer, kind: pb.PeerKind) -> pb.PeerStatus:
         round_trip_us=round(link.round_trip_us) if link is not None else 0,
         region=peer.info.region if peer.info is not None else "",
         others_sessions=peer.report.others,
-        learnt=learnt,
     )
 
 

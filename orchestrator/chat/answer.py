@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.chat.talk import Talk
+from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
-from specwire.text.tool_calls.formats import FORMATS, ChatFamily
+from specwire.rpc.convert import constraint_to_wire
+from specwire.text.tool_calls.formats import FORMATS, THOUGHT, ChatFamily
 from specwire.text.tool_calls.parser import (
     CallBegun,
     CallDelta,
@@ -22,6 +24,7 @@ from specwire.text.tool_calls.parser import (
     merged_events,
 )
 from specwire.text.tool_calls.readers import ToolFunction
+from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 CALL_ID_BYTES = 12
@@ -46,7 +49,7 @@ class AnswerForm:
     @classmethod
     def of(cls, family: ChatFamily, talk: Talk, prompt: str) -> AnswerForm:
         """prompt: what the family's template made of the talk."""
-        thinking = talk.opens_thought(prompt) if family.thinks else None
+        thinking = talk.opens_thought(prompt, family) if family.thinks else None
         return cls(family.format.name, talk.tools.functions, thinking)
 
     @classmethod
@@ -64,13 +67,31 @@ class AnswerForm:
         functions = [(each.name, each.parameters) for each in self.functions]
         return json.dumps({"form": self.form, "functions": functions, "thinking": self.thinking})
 
+    @property
+    def plain(self) -> bool:
+        """The text is the content."""
+        return not self.functions and self.thinking is None
+
     def parser(self) -> OutputParser:
         return OutputParser(FORMATS[self.form] if self.functions else None, self.functions, self.thinking)
 
 
+def demand(sampling: common_pb2.Sampling, constraint: Constraint | None, thinking: bool | None) -> None:
+    """Have the answer follow the tools' grammar, if any, or the form that was asked for; a thought is free.
+
+    thinking: as of `OutputParser`. InvalidParameter: another form is demanded beside the grammar.
+    """
+    demanded = sampling.WhichOneof("constraint")
+    if constraint is not None and demanded is not None:
+        raise InvalidParameter(demanded, "contradicts tools that a grammar must see to: an answer has one form")
+    sampling.MergeFrom(constraint_to_wire(constraint))
+    if thinking and sampling.WhichOneof("constraint"):
+        sampling.constraint_behind = THOUGHT
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What a session is asked for. constraint: what form its text must have, if any."""
+    """What a session is asked for. constraint: what form its tools demand of the answer, if any."""
 
     text: str
     constraint: Constraint | None

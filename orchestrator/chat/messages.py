@@ -49,7 +49,7 @@ def _message(name: str, value: object, bounds: JsonBounds) -> ChatMessage:
         if role != "assistant":
             raise InvalidParameter("messages", f"{name}.tool_calls is for assistants, not {role}")
         rest["tool_calls"] = _calls(f"{name}.tool_calls", calls, bounds)
-        content = "" if content is None else content  # clients leave it out
+    content = "" if content is None and role == "assistant" else content  # clients leave it out
     return {**rest, "role": ROLES[role], "content": text_of(f"{name}.content", content)}
 
 
@@ -64,7 +64,7 @@ def _call(name: str, value: object, bounds: JsonBounds) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(function, dict):
         raise InvalidParameter("messages", f"{name} must be an object with a function, not {shown(value)}")
-    if value.get("type", "function") != "function":
+    if value.get("type") not in (None, "function"):
         raise InvalidParameter("messages", f"{name}.type must be 'function', not {shown(value['type'])}")
     if not isinstance(function.get("name"), str):
         raise InvalidParameter("messages", f"{name}.function.name must be a string, not {shown(function.get('name'))}")
@@ -72,21 +72,37 @@ def _call(name: str, value: object, bounds: JsonBounds) -> dict[str, Any]:
     return {**value, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _arguments(name: str, value: object, bounds: JsonBounds) -> dict[str, Any]:
-    """None and "" are what some clients send where there are none.
+# Around JSON, as some models write it.
+FENCE, FENCED_AS = "```", "json"
 
-    As text they passed the body's bounds as one string, whatever they become: `bounds` holds those of all messages.
+
+def _arguments(name: str, value: object, bounds: JsonBounds) -> dict[str, Any]:
+    """An object, for templates: of a text that is none, as a call's that was cut, one with that text as `arguments`.
+
+    None and "" are what some clients send where there are none. As text they passed the body's bounds as one string,
+    whatever they become: `bounds` holds those of all messages.
     """
-    found: object = value or {}
-    if isinstance(value, str) and value:
-        bounds.check(value.encode(errors="surrogatepass"), "messages", name)
-        try:
-            found = json.loads(value, parse_constant=no_number)
-        except (ValueError, RecursionError):
-            found = None
-    if not isinstance(found, dict):
-        raise InvalidParameter("messages", f"{name} must be a JSON object as a string, not {shown(value)}")
-    return found
+    if isinstance(value, str):
+        found = _json_of(name, value, bounds)
+        if isinstance(found, str):  # some servers write them as a string's JSON
+            found = _json_of(name, found, bounds)
+        return found if isinstance(found, dict) else {"arguments": value} if value.strip() not in ("", "null") else {}
+    if not isinstance(value, dict | None):
+        message = f"{name} must be a JSON object, or one as a string, not {shown(value)}"
+        raise InvalidParameter("messages", message)
+    return value or {}
+
+
+def _json_of(name: str, text: str, bounds: JsonBounds) -> object:
+    """The value; None where it is none."""
+    plain = text.strip()
+    if plain.startswith(FENCE) and plain.endswith(FENCE):
+        plain = plain[len(FENCE) : -len(FENCE)].removeprefix(FENCED_AS)
+    bounds.check(plain.encode(errors="surrogatepass"), "messages", name)
+    try:
+        return json.loads(plain, parse_constant=no_number)
+    except (ValueError, RecursionError):
+        return None
 
 
 def text_of(name: str, content: object, field: str = "messages") -> str:

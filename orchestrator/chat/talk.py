@@ -23,7 +23,7 @@ from specwire.text.tool_calls.readers import ToolFunction
 # ----------------------------------------------------------------------------------------------------------------------
 # The fields: `tools`, `tool_choice`, `parallel_tool_calls`.
 
-NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -48,12 +48,15 @@ class ToolUse:
         """Whether a grammar must see to what was asked for."""
         return self.forced or bool(self.functions and not self.several) or any(each.strict for each in self.functions)
 
-    async def constraint(self, family: ChatFamily, thinking: bool) -> Constraint | None:
-        """What form the text must have. InvalidParameter: the tools are too much for one."""
-        return await asyncio.to_thread(self._constraint, family, thinking) if self.held else None
+    async def constraint(self, family: ChatFamily, thinking: bool | None) -> Constraint | None:
+        """What form the answer must have. thinking: as of `OutputParser`.
 
-    def _constraint(self, family: ChatFamily, thinking: bool) -> Constraint:
-        grammar = call_grammar(family.format, self.functions, self.forced, self.several, thinking)
+        InvalidParameter: the tools are too much for one.
+        """
+        return await asyncio.to_thread(self._constraint, family, bool(thinking)) if self.held else None
+
+    def _constraint(self, family: ChatFamily, thought: bool) -> Constraint:
+        grammar = call_grammar(family.format, self.functions, self.forced, self.several, thought)
         return made_constraint("tools", ConstraintKind.GRAMMAR, [grammar])
 
 
@@ -89,7 +92,7 @@ def _function(path: str, value: object) -> ToolFunction:
         raise InvalidParameter("tools", f"{path}.function must be an object, not {shown(inner)}")
     name, parameters, strict = inner.get("name"), inner.get("parameters"), inner.get("strict")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{path}.function.name must be 1 to 64 letters, digits, _, . or -, not {shown(name)}"
+        message = f"{path}.function.name must be 1 to 128 letters, digits, _, . or -, not {shown(name)}"
         raise InvalidParameter("tools", message)
     if not isinstance(inner.get("description"), str | None):
         raise InvalidParameter("tools", f"{path}.function.description must be a string")
@@ -120,8 +123,23 @@ def _chosen(
             return ToolUse(told, (functions[name],), forced=True, several=False)
         case {"type": "function", "function": {"name": name}}:
             raise InvalidParameter("tool_choice", f"function.name: {shown(name)} is none of the tools")
-    message = f"must be none, auto, required or a function by name, not {shown(choice)}"
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)}}:
+            return ToolUse(told, _allowed(functions, allowed), forced=mode == REQUIRED, several=several)
+    message = f"must be none, auto, required, a function by name or allowed_tools, not {shown(choice)}"
     raise InvalidParameter("tool_choice", message)
+
+
+def _allowed(functions: dict[str, ToolFunction], allowed: list[object]) -> tuple[ToolFunction, ...]:
+    found = {}
+    for each in allowed:
+        match each:
+            case {"type": "function", "function": {"name": str(name)}} if name in functions:
+                found[name] = functions[name]
+            case _:
+                raise InvalidParameter("tool_choice", f"allowed_tools.tools: {shown(each)} is none of the tools")
+    if not found:
+        raise InvalidParameter("tool_choice", "allowed_tools.tools must not be empty")
+    return tuple(found.values())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -231,8 +249,10 @@ class Talk:
             raise InvalidParameter("continue_final_message", message)
         return rendered[:end] if rendered.startswith(END_MARK, end) else rendered[:end].rstrip()
 
-    def opens_thought(self, prompt: str) -> bool:
+    def opens_thought(self, prompt: str, family: ChatFamily) -> bool:
         """Whether the answer begins in the middle of the model's reasoning."""
+        if not family.thinks:
+            return False
         if self.goes_on:
             last = self.messages[-1]["content"]
             return bool(last.rfind(THINK) > last.rfind(THOUGHT))

@@ -87,6 +87,7 @@ def routed(service: HttpService) -> Starlette:
         route("POST", "/v1/completions", completions.complete),
         route("POST", "/v1/chat/completions", completions.chat),
         route("POST", "/v1/responses", responses.create),
+        route("POST", "/v1/responses/compact", responses.compact),
         route("GET", "/v1/responses/{response}", responses.retrieve),
         route("DELETE", "/v1/responses/{response}", responses.delete),
         route("POST", "/v1/responses/{response}/cancel", responses.cancel),

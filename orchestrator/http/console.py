@@ -94,15 +94,7 @@ def _peer(peer: VerifierPeer | DrafterPeer) -> Json:
         "sessions": len(peer.subjects),
         "slots": peer.info.slots if peer.info else 0,
         "round_trip_us": round(link.round_trip_us) if link is not None else 0,
-        "learnt": _learnt(peer.info.learnt) if peer.info and peer.info.HasField("learnt") else None,
     }
-
-
-def _learnt(learnt: common_pb2.Learnt) -> Json:
-    """What everybody may know of a version; whose texts it has learnt is not told. None where nothing was measured."""
-    names = ("acceptance_before", "acceptance_after", "loss_before", "loss_after")
-    measured = {name: getattr(learnt, name) if learnt.HasField(name) else None for name in names}
-    return {"version": learnt.version, **measured}
 
 
 def _session(driver: SessionDriver) -> Json:

@@ -320,8 +320,6 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         if message.draining and not self.draining:
             logger.info("%s is draining", self.link.address)
         self.draining |= message.draining
-        if message.HasField("learnt") and self.info is not None:
-            self.info.learnt.CopyFrom(message.learnt)
         timings = message.timings
         for opened in message.opened:
             self._hear_opened(opened, received_ns)

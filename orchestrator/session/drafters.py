@@ -240,7 +240,7 @@ class Drafters:
         """The verifier has planned."""
         for each in paces:
             if (drafting := self._by_source.get(each.source)) is not None:
-                drafting.stats.plan = each.reason
+                drafting.stats.planned = each.reason
 
     def _on_lost(self, drafting: SessionDrafter) -> None:
         self._view.stats.drafter_losses += 1

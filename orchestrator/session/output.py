@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -378,6 +379,7 @@ class SessionView:
     `provisional`, `trace`: where somebody has asked for them.
     `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
     readers here, but not in the log.
+    `ended_at`: when it was seen to end here, in Unix time in seconds; 0 while it runs.
     `newest_fence`: of the session, as far as is known here.
     `patience_with_others`: seconds without a token after which it is taken from another orchestrator that drives it.
     `prompt_hash`: of the prompt alone; set when the session is first driven.
@@ -405,6 +407,7 @@ class SessionView:
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: SessionFailure | None = None
         self.abandoned = False
+        self.ended_at = 0.0
         self.newest_fence = 0
         self.patience_with_others = LEASE_S
         self.prompt_hash = 0
@@ -423,7 +426,7 @@ class SessionView:
     def finish(self, effect: EmitEnd) -> None:
         """The session has ended, for readers here at least."""
         self.stats.count_all(self.output.outcomes)
-        self.stats.ended = asyncio.get_running_loop().time()
+        self.stats.ended, self.ended_at = asyncio.get_running_loop().time(), time.time()
         self.output.finish(effect)
         end, drafted = effect.end, self.stats.drafted
         self.span.end(

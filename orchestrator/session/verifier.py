@@ -20,7 +20,6 @@ from specwire.core.messages import FENCE_LIMIT, AssignedDrafter, VerdictArrived
 from specwire.core.session import MOST_BUFFER, Session, State, buffer_for
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
-from specwire.rpc.versions import agreed
 from specwire.v1 import common_pb2, verify_pb2
 
 # Seconds after which a verifier that refused the session for the moment is asked again, unless it names more.
@@ -298,7 +297,6 @@ class SessionVerifier:
             no_ngram=not record.ngram,
             no_head=not record.heads,
             head_alone=record.heads and not record.ngram,
-            agreed=self.peer is not None and agreed(self.peer.info, record.tenant),
             prediction=record.prediction,
             reference_lengths=map(len, self._useful),
             epoch=self._session.epoch(record.sampling.weighed),

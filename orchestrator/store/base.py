@@ -7,10 +7,10 @@ import re
 import secrets
 import time
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from redis.exceptions import ResponseError
 
@@ -383,14 +383,6 @@ class StoredSession(LogTail):
     retention_s: float = 0.0
 
 
-class KnownSession(NamedTuple):
-    """state: running, ended or deleted. whose: its tenant, and whether it is private; None where nothing tells."""
-
-    session_id: str
-    state: str
-    whose: tuple[str, bool] | None
-
-
 @dataclass(frozen=True, slots=True)
 class AppendReply:
     """length: of the log in tokens, prompt included. cancelled: somebody asked for the session's end.
@@ -525,14 +517,6 @@ class SessionStore(Protocol):
         """At most this many sessions of the roll that were not entered in time.
 
         Each is told to one caller, and after `again_s` to another: the first may be lost, too.
-        """
-        ...
-
-    def known_sessions(self) -> AsyncGenerator[KnownSession, None]:
-        """Every session that has a log, or had one that was deleted, in no order; of their texts nothing is read.
-
-        It looks at all that the store has, in portions between which others are served: for what runs beside the
-        sessions. One that comes or goes meanwhile may be told or not, and any may be told twice.
         """
         ...
 

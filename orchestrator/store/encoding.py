@@ -75,6 +75,7 @@ def unpack_logprobs(data: bytes) -> TokenLogprobs:
 class ConstraintFields(Struct):
     kind: ConstraintKind
     texts: tuple[str, ...]
+    behind: str = ""
 
 
 class SamplingFields(Struct, rename={"rule_name": "rule"}):
@@ -138,7 +139,6 @@ class RecordHead(Struct):
     version: int
     tenant: str
     request_id: str
-    private: bool = False
 
 
 ENCODER = msgspec.json.Encoder(order="deterministic")  # of ids that are a set
@@ -177,19 +177,10 @@ def request_of(data: bytes) -> tuple[str, str]:
     return head.tenant, head.request_id
 
 
-def whose(data: bytes) -> tuple[str, bool] | None:
-    """Tenant of a record, and whether it is private; None where it cannot be read."""
-    try:
-        head = decoded(data, RecordHead)
-    except ValueError:
-        return None
-    return head.tenant, head.private
-
-
 def _sampling(found: SamplingFields) -> Sampling:
     values = asdict(found)
     rule, constraint = values.pop("rule_name"), found.constraint
-    values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts)
+    values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts, constraint.behind)
     return with_rule(Sampling(**values), rule)
 
 

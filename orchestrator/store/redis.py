@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn, cast
-
-from redis.exceptions import RedisError
 
 from orchestrator.store import scripts
 from orchestrator.store.base import (
@@ -18,7 +16,6 @@ from orchestrator.store.base import (
     Bound,
     DamagedLog,
     Durability,
-    KnownSession,
     Level,
     LoggedTokens,
     LogTail,
@@ -38,7 +35,6 @@ from orchestrator.store.base import (
     missing,
     other_fence,
     random_step,
-    unavailable,
     unmet_settings,
 )
 from orchestrator.store.batcher import Batcher, LuaScript, Reply
@@ -50,7 +46,6 @@ from orchestrator.store.encoding import (
     request_of,
     stored_session,
     stored_tail,
-    whose,
 )
 from orchestrator.store.scripts import (
     NO_DIGEST,
@@ -65,7 +60,7 @@ from orchestrator.store.sqlite import SqliteStore
 from orchestrator.store.sqlite_file import UnusableFile
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Append
-from specwire.redis.connection import Argument, Command, Node, RedisConnection, is_silence
+from specwire.redis.connection import Argument, Node, RedisConnection, is_silence
 from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, path_of, without_password
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -76,13 +71,6 @@ PLAIN = Durability(Level.REDIS)
 MOST_CALLED = 512
 # Attempts to claim a log that others claim, or write again, while it is read for that.
 MOST_CLAIMS = 8
-
-
-# How the key with a session's state begins and ends.
-META = session_keys("|")[0].split("|")
-ANY_META = "*".join(META)
-# What is asked of each.
-KNOWN_FIELDS = ("state", "record")
 
 
 class RedisStore:
@@ -279,43 +267,12 @@ class RedisStore:
         reply = await self._batcher.call(self.MISSED, [roll_key(roll)], _ms(again_s), most)
         return [_bytes(session_id).decode() for session_id in cast("list[object]", reply[1])]
 
-    async def known_sessions(self) -> AsyncGenerator[KnownSession, None]:
-        try:
-            await self._redis.ready()
-            for node in self._redis.nodes():
-                cursor: Argument = 0
-                while True:
-                    (answer,) = await self._ask(node, [("SCAN", cursor, "MATCH", ANY_META, "COUNT", MOST_CALLED)])
-                    if isinstance(answer, Exception):
-                        raise unavailable(answer)
-                    cursor, keys = cast("tuple[int, list[bytes]]", answer)
-                    held = await self._ask(node, [("HMGET", key, *KNOWN_FIELDS) for key in keys]) if keys else []
-                    for key, values in zip(keys, held, strict=True):
-                        if not isinstance(values, Exception):  # else it is no log, or has just moved
-                            yield _known(key, cast("list[bytes | None]", values))
-                    if not cursor:
-                        break
-        except (RedisError, OSError) as error:
-            raise unavailable(error) from error
-
-    async def _ask(self, node: Node, commands: Sequence[Command]) -> list[object]:
-        """Their replies, errors among them. Raises RedisError, TimeoutError."""
-        async with asyncio.timeout(self._timeout_s):
-            return await self._redis.send(node, commands)
-
     async def ping(self) -> None:
         await self._batcher.call_each(self.PING, ping_key)
 
     async def close(self) -> None:
         await self._batcher.close()
         await self._redis.close()
-
-
-def _known(key: bytes, held: Sequence[bytes | None]) -> KnownSession:
-    session_id = key.decode(errors="replace").removeprefix(META[0]).removesuffix(META[1])
-    state, record = held
-    owner = None if record is None else whose(record)
-    return KnownSession(session_id, (state or b"").decode(errors="replace"), owner)
 
 
 def _head(record: SessionRecord, ttl_s: float, owner: str, retention_s: float | None) -> tuple[Argument, ...]:

@@ -22,7 +22,6 @@ from orchestrator.store.base import (
     AppendReply,
     Bound,
     DamagedLog,
-    KnownSession,
     Level,
     LoggedTokens,
     LogTail,
@@ -110,7 +109,7 @@ class LogSpan(NamedTuple):
 COLUMNS = ", ".join(SessionRow._fields)
 CHANGING = slice(SessionRow._fields.index("expires"), None)
 SAVE = f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in SessionRow._fields[CHANGING])} WHERE id = ?"
-BEGIN = f"INSERT INTO sessions ({COLUMNS}, private) VALUES (NULL{', ?' * len(SessionRow._fields)})"
+BEGIN = f"INSERT INTO sessions ({COLUMNS}) VALUES (NULL{', ?' * (len(SessionRow._fields) - 1)})"
 # What is put together of bytes is text to SQLite.
 ADD = """
     INSERT INTO texts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
@@ -130,9 +129,8 @@ def _each_logprobs(packed: bytes) -> Iterator[TokenLogprobs]:
 # ----------------------------------------------------------------------------------------------------------------------
 # The store.
 
-# Of each table, what is forgotten, and of the sessions how many are told of, before others are served.
+# Of each table, what is forgotten before others are served.
 PORTION = 64
-TOLD_AT_ONCE = 512
 # A disk with less room than this takes no session: those that run may still fill it.
 LEAST_FREE_BYTES = 1 << 20
 # What is written to see whether that goes again: more than an append.
@@ -335,28 +333,6 @@ class SqliteStore:
         self._db.execute("REPLACE INTO deleted VALUES (?, ?)", (session_id, self._clock() + log.ttl_s))
         self._release(log.tenant, log.request_id, session_id)
 
-    async def known_sessions(self) -> AsyncGenerator[KnownSession, None]:
-        behind = ""
-        while some := await self._known(behind):
-            for known in some:
-                yield known
-            behind = some[-1].session_id
-            await asyncio.sleep(0)
-
-    @in_transaction
-    def _known(self, behind: str) -> list[KnownSession]:
-        """Those whose ids come behind that one, in order, at most TOLD_AT_ONCE."""
-        query = """
-            SELECT session_id, CASE WHEN reason IS NULL THEN 'running' ELSE 'ended' END, tenant, private
-            FROM sessions WHERE session_id > ?1 AND expires > ?2
-            UNION ALL SELECT session_id, 'deleted', NULL, NULL
-            FROM deleted WHERE session_id > ?1 AND expires > ?2
-            ORDER BY session_id LIMIT ?3"""
-        return [
-            KnownSession(session_id, state, None if tenant is None else (tenant, bool(private)))
-            for session_id, state, tenant, private in self._db.execute(query, (behind, self._clock(), TOLD_AT_ONCE))
-        ]
-
     # What stands beside them
 
     @in_transaction
@@ -514,7 +490,7 @@ class SqliteStore:
             claimed=self._wall(),
             cancelled=int(cancelled),
         )
-        session = cast(int, self._db.execute(BEGIN, (*log[1:], record.private)).lastrowid)
+        session = cast(int, self._db.execute(BEGIN, log[1:]).lastrowid)
         self._db.execute("INSERT INTO records VALUES (?, ?)", (session, encode_record(record)))
         self._add(session, 0, record.prompt, (), ())
         if logged.tokens:

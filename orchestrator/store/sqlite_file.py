@@ -32,7 +32,7 @@ CREATE TABLE sessions (
     id INTEGER PRIMARY KEY, session_id TEXT NOT NULL UNIQUE, expires REAL NOT NULL, fence INTEGER NOT NULL,
     owner TEXT NOT NULL, prompt INTEGER NOT NULL, length INTEGER NOT NULL, last INTEGER NOT NULL, ttl_s REAL NOT NULL,
     retention_s REAL NOT NULL, claimed REAL NOT NULL, ended REAL, reason INTEGER, text_length INTEGER NOT NULL,
-    cancelled INTEGER NOT NULL, read REAL, tenant TEXT NOT NULL, request_id TEXT NOT NULL, private INTEGER NOT NULL
+    cancelled INTEGER NOT NULL, read REAL, tenant TEXT NOT NULL, request_id TEXT NOT NULL
 );
 CREATE TABLE records (
     session INTEGER PRIMARY KEY REFERENCES sessions ON DELETE CASCADE, record BLOB NOT NULL
@@ -62,7 +62,7 @@ EXPIRING = {
 }
 # In the file's head: that it is a session log ("splg"), and of which version.
 APPLICATION = 0x73706C67
-VERSION = 1
+VERSION = 2
 # An append writes two pages, a row of `sessions` and one of `texts`, both short.
 PAGE_BYTES = 1024
 SETTINGS = (

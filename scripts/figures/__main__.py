@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scripts.figures.cluster import cluster_faults_table, cluster_table
-from scripts.figures.exact import laws_table, peers_table, reference_table
+from scripts.figures.exact import changed_table, laws_table, peers_table, reference_table
 from scripts.figures.fuzz import fuzz_table, simulation_table
 from scripts.figures.markdown import grid, interval, with_table
 from scripts.figures.reliability import (
@@ -119,6 +119,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "real": ("real_smollm2-135m.json", "make bench-real", real_table),
     "real-smollm2-135m": ("real_smollm2-135m.json", "make bench-real", stack_table),
     "real-qwen2.5-coder-1.5b": ("real_qwen2.5-coder-1.5b.json", "make bench-real", stack_table),
+    "exact": ("exact_smollm2-135m.json", "make bench-exact", changed_table),
     "reference": ("reference_smollm2-135m.json", "make bench-reference", reference_table),
     "wan": ("wan.json", "make bench-wan", wan_table),
     "pairs": ("wan.json", "make bench-wan", pairs_table),

@@ -46,6 +46,16 @@ def reference_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\n{bars_table(results)}\n\n{grid(own)}"
 
 
+def changed_table(results: dict[str, Any]) -> str:
+    """Render `make bench-exact`: texts that changed, by how the model is computed."""
+    hows = [*results["rows"][0]["changed"]]
+    rows = [["computed by", "temperature", "texts", *hows]]
+    for row in results["rows"]:
+        counts = [str(row["changed"][how]) for how in hows]
+        rows.append([row["way"], f"{row['temperature']:g}", str(row["texts"]), *counts])
+    return grid(rows)
+
+
 def _p(value: float) -> str:
     """Render a p-value; less than a float can hold is 0."""
     return f"{value:.2g}" if value > 0.0 else "below 1e-300"

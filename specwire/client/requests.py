@@ -44,8 +44,8 @@ class GenerationOptions:
     """How a prompt is completed.
 
     Attributes:
-        max_tokens: 0 asks for as many as the context holds.
-        fit_context: lower max_tokens to what the context has room for; else one that does not fit is refused.
+        max_tokens: 0 asks for the service's default, mostly as many as the context holds.
+        fit_context: lower max_tokens to what the context has room for and the service allows; else more is refused.
         temperature: 0 is greedy.
         top_k: 0 keeps all.
         seed: of 64 bits, signed or not; None lets the service draw one. What is used is told in Started.
@@ -63,7 +63,7 @@ class GenerationOptions:
         repetition_penalty: of ids in prompt or output, as in transformers; 1 is none.
         presence_penalty, frequency_penalty: of ids in the output, as OpenAI's; 0 is none.
         logit_bias: added to the logits of these ids.
-        min_tokens: before so many, no id that would end the text is drawn.
+        min_tokens: before so many, no id that would end the text is drawn, and no stop string ends it.
         logprobs: report log-probabilities, with so many of the most probable ids for each token; None for no report.
         logprobs_of: "model" (the default) or "processed", see LogprobsOf in common.proto.
         echo: True asks for the prompt, in Started.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from specwire.client.errors import SpecwireError
 from specwire.client.events import (
@@ -237,18 +239,11 @@ def _started(message: generation_pb2.Started, received_ns: int) -> Started:
 
 
 def _sampling(message: common_pb2.Sampling) -> SamplingInForce:
-    top_p = message.top_p if message.HasField("top_p") else 1.0
-    return SamplingInForce(
-        message.temperature,
-        message.top_k,
-        top_p,
-        message.seed,
-        message.rule,
-        choice=message.choice,
-        min_p=message.min_p,
+    return _alike(
+        SamplingInForce,
+        message,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
         repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
         logit_bias=tuple(sorted(message.logit_bias.items())),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
@@ -326,53 +321,30 @@ def _finished(message: generation_pb2.Finished, received_ns: int) -> Finished:
     reason = reason_from_wire(message.reason)
     if reason is None:
         raise InvalidParameter("finish_reason", "is missing")
-    stats = _stats(message.stats)
+    drafters = tuple(_alike(DrafterStats, each) for each in message.stats.drafters)
     return Finished(
         reason=reason,
         message=message.message,
         text=message.text,
         text_length=message.text_length,
-        stats=stats,
+        stats=_alike(Stats, message.stats, drafters=drafters),
         received_ns=received_ns,
         lossy=message.lossy,
         delta=_delta(message),
     )
 
 
-def _stats(message: generation_pb2.Stats) -> Stats:
-    return Stats(
-        prompt_tokens=message.prompt_tokens,
-        output_tokens=message.output_tokens,
-        target_forwards=message.target_forwards,
-        proposed=message.proposed,
-        accepted=message.accepted,
-        recovered=message.recovered,
-        bonus=message.bonus,
-        direct=message.direct,
-        time_to_first_token_us=message.time_to_first_token_us,
-        duration_us=message.duration_us,
-        tested_at=tuple(message.tested_at),
-        accepted_at=tuple(message.accepted_at),
-        proposed_ngram=message.proposed_ngram,
-        accepted_ngram=message.accepted_ngram,
-        proposed_prediction=message.proposed_prediction,
-        accepted_prediction=message.accepted_prediction,
-        plan=message.plan,
-        drafters=tuple(map(_drafter, message.drafters)),
-        cached_tokens=message.cached_tokens,
-        tested=message.tested,
-        tested_ngram=message.tested_ngram,
-        tested_prediction=message.tested_prediction,
-        forwards_saved=message.forwards_saved,
-        proposed_head=message.proposed_head,
-        tested_head=message.tested_head,
-        accepted_head=message.accepted_head,
-    )
+V = TypeVar("V", DrafterStats, SamplingInForce, Stats)
 
 
-def _drafter(message: generation_pb2.DrafterStats) -> DrafterStats:
-    counts = message.proposed, message.accepted
-    return DrafterStats(message.source, message.model, *counts, message.plan, message.tested)
+def _alike(kind: type[V], message: Message, **others: Any) -> V:
+    """A value with what the message has in fields of the same names; others: fields that are not told so."""
+    told = (each.name for each in fields(kind) if each.name not in others)
+    return kind(**{name: _immutable(getattr(message, name)) for name in told}, **others)
+
+
+def _immutable(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str)) else tuple(value)
 
 
 def session_from_wire(message: generation_pb2.GetSessionResponse) -> SessionState:

@@ -59,26 +59,31 @@ def check_prediction(tokens: Sequence[int], vocabulary: int, context: int) -> tu
     return tuple(tokens)
 
 
-def check_length(prompt: str | Sequence[int], context: int, longest: int, field: str = "prompt") -> None:
+def check_length(prompt: str | Sequence[int], context: int, longest: int, field: str = "prompt", room: int = 1) -> None:
     """Refuse a prompt that is too long for the context, without encoding it. Raises ContextExceeded.
 
-    longest: the most bytes of text that one token may stand for.
+    longest: the most bytes of text that one token may stand for. room: tokens that must fit behind it.
     """
     if not isinstance(prompt, str):
-        if len(prompt) >= context:
-            raise ContextExceeded(field, f"{len(prompt)} tokens leave no room for another one", context)
+        _check_fits(len(prompt), context, field, room)
         return
     size, most = len(prompt.encode()), context * longest
     if size > most:
         raise ContextExceeded(field, f"{size} bytes of text, of at most {most}, do not fit", context)
 
 
-def check_prompt(tokens: Sequence[int], vocabulary: int, context: int, field: str = "prompt") -> None:
-    """Refuse a prompt that is empty, leaves no room for a token, or holds an id outside the vocabulary."""
+def check_prompt(tokens: Sequence[int], vocabulary: int, context: int, field: str = "prompt", room: int = 1) -> None:
+    """Refuse a prompt that is empty, leaves too little room, or holds an id outside the vocabulary."""
     if not tokens:
         raise InvalidParameter(field, "must not be empty")
-    if len(tokens) >= context:
-        raise ContextExceeded(field, f"{len(tokens)} tokens leave no room for another one", context)
+    _check_fits(len(tokens), context, field, room)
     for token in (min(tokens), max(tokens)):
         if not 0 <= token < vocabulary:
             raise InvalidParameter(field, f"token id {token} is outside 0..{vocabulary - 1}")
+
+
+def _check_fits(length: int, context: int, field: str, room: int) -> None:
+    if length > context:
+        raise ContextExceeded(field, f"{length} tokens do not fit", context)
+    if length + room > context:
+        raise ContextExceeded(field, f"{length} tokens leave no room for another one", context)

@@ -313,17 +313,13 @@ def in_turns(window: int, reason: str) -> Plan:
     return Plan(Discipline.LOCKSTEP, Pace(window, window), window, reason)
 
 
-class InvalidPlan(ValueError):
-    """A fixed plan that cannot be read."""
-
-
 def parse_plan(spec: str) -> Plan | None:
     """A fixed plan: off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]]; None for auto, where it is planned.
 
     auto:BRANCHES plans with drafters that extend at most so many tokens in one forward (`branches_of`).
 
     Raises:
-        InvalidPlan: `spec` reads otherwise.
+        InvalidParameter: `spec` reads otherwise.
     """
     name, _, numbers = spec.partition(":")
     try:
@@ -341,9 +337,9 @@ def parse_plan(spec: str) -> Plan | None:
                 _check_branches((branches,))
                 return _checked(Plan(Discipline.STREAM, Pace(chunk, run_ahead, branches=branches), due, "fixed"))
     except ValueError as error:
-        raise InvalidPlan(f"plan: {spec!r}: {error}") from error
-    raise InvalidPlan(
-        f"plan: must be auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]], not {spec!r}"
+        raise InvalidParameter("plan", f"{spec!r}: {error}") from error
+    raise InvalidParameter(
+        "plan", f"must be auto[:BRANCHES], off, lockstep:K or stream:CHUNK,RUN_AHEAD[,DUE[,BRANCHES]], not {spec!r}"
     )
 
 

@@ -109,7 +109,7 @@ class ModelInfo:
     Attributes:
         architecture: the model's class, such as LlamaForCausalLM.
         runtime: what computes the forwards: torch, openvino, llamacpp, vllm, or scripted.
-        deterministic: logits are a function of the text alone, bit for bit.
+        deterministic: a trial found that logits are a function of the text alone, bit for bit.
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
         dtype: of weights and arithmetic; of a GGUF file the type that most weights have, such as q8_0.

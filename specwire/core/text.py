@@ -86,8 +86,7 @@ def check_stop_ids(stop_ids: Sized) -> None:
 class Stopping:
     """max_tokens and min_tokens count the tokens decided after the prompt.
 
-    Before min_tokens no id that would end the text is drawn. Stop strings, which are found in the text, end it all the
-    same.
+    Before min_tokens no id that would end the text is drawn, and no stop string counts that is completed by then.
     """
 
     max_tokens: int

@@ -28,9 +28,9 @@ from specwire.core.model import (
     served_context,
 )
 from specwire.lm.model_files import TOKENIZER, ModelText, file_of
+from specwire.named_models import GGUF_MAGIC
 from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 # Of entries and tensors, of dimensions, and of arrays in arrays: a broken file must not keep us busy.
 MOST, MOST_DIMENSIONS, MOST_DEPTH = 1 << 20, 8, 4
@@ -283,11 +283,13 @@ def read_gguf(spec: str) -> GgufFile:
     path = Path(spec).expanduser()
     if not path.is_file():
         raise ModelError(f"model {spec!r}: there is no such file")
+    if not path.stat().st_size:
+        raise ModelError(f"model {spec!r} cannot be read as a GGUF file: it is empty")
     try:
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             reader = Reader(content)
             metadata, tensors = reader.head()
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f"model {spec!r} cannot be read as a GGUF file: {error}") from error
     _check_sizes(spec, metadata, tensors, path.stat().st_size)
     elements: Counter[str] = Counter()
@@ -320,18 +322,23 @@ def _check_sizes(spec: str, metadata: Mapping[str, Any], tensors: Mapping[str, S
 
 
 class Reader:
-    """Reads the head of a file front to back. ValueError or struct.error where it is broken."""
+    """Reads the head of a file front to back. ValueError where it is broken."""
 
     def __init__(self, content: mmap) -> None:
         self._content, self._at = content, 0
 
     def head(self) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         """Entries and tensors by name."""
-        if self._bytes(4) != MAGIC:
+        if self._bytes(len(GGUF_MAGIC)) != GGUF_MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self._number("I")
         if version not in VERSIONS:
-            raise ValueError(f"version {version} is not known, only {' and '.join(map(str, VERSIONS))}")
+            turned = int.from_bytes(version.to_bytes(4, "little"), "big")
+            if turned in VERSIONS:
+                raise ValueError("its numbers are big-endian; convert it anew")
+            raise ValueError(
+                f"version {version} is not known, only {' and '.join(map(str, VERSIONS))}; convert it anew"
+            )
         tensors, entries = self._count("Q"), self._count("Q")
         metadata = {self._string(): self._value(self._number("I")) for _ in range(entries)}
         told = dict(self._tensor() for _ in range(tensors))
@@ -374,12 +381,18 @@ class Reader:
 
     def _number(self, form: str) -> Any:
         form = f"<{form}"
-        (number,) = struct.unpack_from(form, self._content, self._at)
+        try:
+            (number,) = struct.unpack_from(form, self._content, self._at)
+        except struct.error:
+            raise self._cut_off() from None
         self._at += struct.calcsize(form)
         return number
 
     def _bytes(self, count: int) -> bytes:
         if count > len(self._content) - self._at:
-            raise ValueError("it ends too early")
+            raise self._cut_off()
         self._at += count
         return self._content[self._at - count : self._at]
+
+    def _cut_off(self) -> ValueError:
+        return ValueError(f"it ends too early, after {len(self._content)} bytes; is it cut off?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -26,12 +27,14 @@ class Sizes(NamedTuple):
 class Runner(ABC):
     """Computes forwards over a slot cache of its own. It keeps no valid lengths: feeds say everything.
 
-    branches: whether feeds may have a tree. layers: of one that can leave some out, else 0.
+    branches: whether feeds may have a tree. invariant: whether a trial found that a row has the bits of a step of one
+    token, however wide its window is and whoever shares the forward. layers: of one that can leave some out, else 0.
     taps: of what enters these layers it tells the residual streams; none for one that tells nothing. tapped: those of
     the last run (sum of tokens, taps x hidden). tapping: whether the next runs tell them; rows are the same without.
     """
 
     branches = False
+    invariant = False
     layers = 0
     taps: Sequence[int] = ()
     tapped: torch.Tensor
@@ -105,7 +108,7 @@ class CachedLM:
 
     def __init__(self, runner: Runner, info: ModelInfo, slots: int, unassigned: Sequence[int] = ()) -> None:
         """unassigned: ids below info.vocabulary that no token has: their logits are masked."""
-        self.info = info
+        self.info = replace(info, deterministic=runner.invariant)
         self.failed: frozenset[int] = frozenset()
         self.runner = runner
         self._table = SlotTable(slots, info.context, info.vocabulary, runner.branches)

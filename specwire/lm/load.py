@@ -38,7 +38,7 @@ from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.self_speculation import is_self
 from specwire.lm.kv_cache import LanguageModel
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.named_models import included_head, located
+from specwire.named_models import check_directory, included_head, located
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _kept_in(spec: str, asked: Loading) -> Sequence[str]:
     A forward reads all weights, and of 8 bits half as much as of 16. Products of integers make rows cheap, too; without
     instructions for them rows are dear in 8 bits, so that where they are free in 16 those are kept.
     """
-    said = asked.dtype != AUTO or asked.quantization != NONE or asked.deterministic or asked.compiled
+    said = asked.dtype != AUTO or asked.quantization != NONE or asked.compiled
     elsewhere = asked.runtime == TORCH or asked.device != "cpu" or (asked.heads is not None and is_self(asked.heads))
     if said or elsewhere or not is_gguf(spec) or find_spec("openvino") is None or rows_are_free():
         return ()
@@ -259,13 +259,6 @@ def _check_for_llamacpp_only(spec: str, asked: Loading) -> None:
             raise ModelError(f"{name}: is for {GGUF} files that {LLAMACPP} computes, not for {spec} on {asked.runtime}")
     if asked.runtime == LLAMACPP:
         raise ModelError(f"runtime: {LLAMACPP} is for {GGUF} files, not for {spec}")
-
-
-def check_directory(spec: str) -> None:
-    """ModelError for what can only be a local directory, and is none."""
-    looks_local = spec.startswith(("/", ".", "~")) or spec.count("/") > 1
-    if not spec or (looks_local and not Path(spec).expanduser().is_dir()):
-        raise ModelError(f"model {spec!r}: there is no such directory")
 
 
 def _scripted(spec: str, asked: Loading) -> LanguageModel:

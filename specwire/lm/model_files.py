@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from transformers.utils.hub import cached_file
 
 from specwire.core.model import ModelError
 from specwire.lm.model_config import check_sizes, first_line
+from specwire.named_models import check_path
 from specwire.text.tokenizer import vocabulary_map
 
 # Configuration entries that say who saved the model and where, not what it is.
@@ -25,9 +26,8 @@ CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokeni
 TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 ADAPTER = "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What may stand beside the weights: the above, and tokenizers in older formats.
-BESIDE = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE)
-OLDER = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
+# Of a file of tensors: the number that is its header's length, and the longest header that the library reads.
+HEADER_BYTES, MOST_HEADER = 8, 100_000_000
 
 
 class ModelText(NamedTuple):
@@ -53,11 +53,41 @@ def file_of(spec: str, name: str) -> Iterator[None]:
         raise ModelError(f"model {spec!r}: {name} cannot be read: {reason}") from error
 
 
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """A safetensors file. ValueError for one that is shorter than it says: the library would tell no sizes."""
+    check_whole(file)
+    with safe_open(file, "pt") as held:
+        yield held
+
+
+def check_whole(file: Path) -> None:
+    """Of its length alone: what is broken otherwise is left to the library. Raises ValueError."""
+    length = file.stat().st_size
+    if not length:
+        raise ValueError("it is empty")
+    with file.open("rb") as content:
+        begins = HEADER_BYTES + int.from_bytes(content.read(HEADER_BYTES), "little")
+        if length < HEADER_BYTES or begins > length:
+            raise ValueError(f"its header would end at byte {begins}, and it has {length}; is it cut off?")
+        ends = begins + _bytes_of_tensors(content.read(begins - HEADER_BYTES) if begins <= MOST_HEADER else b"")
+    if ends > length:
+        raise ValueError(f"it has {length} of {ends} bytes; is it cut off?")
+
+
+def _bytes_of_tensors(header: bytes) -> int:
+    """As a file's header says; 0 where it cannot be read."""
+    with suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        return max(int(each["data_offsets"][1]) for name, each in json.loads(header).items() if name != "__metadata__")
+    return 0
+
+
 def read_text(spec: str) -> ModelText:
     """Tokenizer, chat template and what it may name, of a local directory or hub id; empty where the model has none.
 
     Raises ModelError, which names the file.
     """
+    check_path(spec)
     with file_of(spec, TOKENIZER):
         serialised = read_file(spec, TOKENIZER)
     if not serialised:
@@ -96,7 +126,7 @@ def check_weights(spec: str, config: PreTrainedConfig) -> None:
         return
     stored = tensors = 0
     for file in _weights_of(spec) if Path(spec).is_dir() else _fetched(spec):
-        with file_of(spec, file.name), safe_open(file, "pt") as held:  # its header is whole, and fits its length
+        with file_of(spec, file.name), opened(file) as held:
             stored, tensors = stored + file.stat().st_size, tensors + len(held.keys())
     with file_of(spec, CONFIG):
         check_sizes(config, stored, tensors)
@@ -150,15 +180,6 @@ def read_file(spec: str, name: str) -> bytes:
     options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     path = cached_file(spec, name, **options)
     return Path(path).read_bytes() if path else b""
-
-
-def copy_beside(spec: str, folder: Path) -> None:
-    """Copy what stands beside a model's weights to a folder, byte by byte."""
-    for name in (*BESIDE, *OLDER):
-        with file_of(spec, name):
-            content = read_file(spec, name)
-        if content:
-            (folder / name).write_bytes(content)
 
 
 def _converted(spec: str) -> bytes:
@@ -218,7 +239,7 @@ def _tensors_of(spec: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of all files, by name, in order."""
     files = {}
     for file in _weights_of(spec) if Path(spec).is_dir() else _fetched(spec):
-        with file_of(spec, file.name), safe_open(file, "pt") as held:
+        with file_of(spec, file.name), opened(file) as held:
             files.update(dict.fromkeys(held.keys(), file))
     for name, file in sorted(files.items()):
         with file_of(spec, file.name), safe_open(file, "pt") as held:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.gguf_weights import config_of, model_of_file
 from specwire.lm.heads.head import Head
-from specwire.lm.heads.select import HeadFactory, LoadedHead, load_head
+from specwire.lm.heads.select import LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes
@@ -78,6 +77,7 @@ from specwire.lm.runners.select import (
 )
 from specwire.lm.runners.trial import Trial
 from specwire.lm.weights_file import give_back_freed, given_back
+from specwire.named_models import check_directory
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
 
@@ -162,18 +162,9 @@ def load_pretrained(
     if known.says is not None:
         runner = DraftVocabularyRunner(runner, known.says, target)
     lm = _over_slots(runner, info, count, unassigned, skimmed, drafter)
-    if head is not None and head.load_version is not None and isinstance(lm, HeadedModel):
-        lm.current = head.current
-        lm.load_version = partial(_load_version, head.load_version, count, known.context, memory.dtype, used)
     del model
     give_back_freed()
     return lm
-
-
-def _load_version(
-    load: Callable[[Path], HeadFactory], slots: int, context: int, dtype: torch.dtype, runtime: str, folder: Path
-) -> Head:
-    return load(folder)(slots, context, dtype, runtime)
 
 
 @dataclass(slots=True)
@@ -204,7 +195,7 @@ class ComputePlan:
         if self.how.quantization != NONE and not self._may_be_openvino:
             raise ModelError(
                 f"quantization: {self.how.quantization} is computed by openvino (pip install 'specwire[openvino]') for "
-                f"{', '.join(sorted(MODEL_TYPES))} models on cpu, without deterministic, compile and skipped layers"
+                f"{', '.join(sorted(MODEL_TYPES))} models on cpu, without compile and skipped layers"
             )
 
     def slot_memory(self, positions: int) -> SlotMemory:
@@ -228,7 +219,7 @@ class ComputePlan:
 
     @property
     def _may_be_openvino(self) -> bool:
-        on_cpu = self.device.type == "cpu" and not (self.how.compiled or self.how.deterministic)
+        on_cpu = self.device.type == "cpu" and not self.how.compiled
         fits = self.how.runtime != TORCH and on_cpu and self.config.model_type in MODEL_TYPES
         return fits and find_spec("openvino") is not None
 
@@ -413,6 +404,7 @@ def _config(spec: str) -> PreTrainedConfig:
     """Code in the model's folder is not run; without a word from us the library would ask at a terminal."""
     if is_gguf(spec):
         return config_of(read_gguf(spec))
+    check_directory(spec)
     location = _location(spec)
     try:
         said: dict[str, Any] = PreTrainedConfig.get_config_dict(location)[0]
@@ -426,7 +418,8 @@ def _config(spec: str) -> PreTrainedConfig:
     except Exception as error:  # any error that the library raises for a broken or foreign directory
         reason = first_line(error)
         named = reason if CONFIG in reason else f"{CONFIG}: {reason}"
-        raise ModelError(f"model {spec!r} has no configuration that can be read: {named}") from error
+        where = "" if Path(location).is_dir() else " is no directory here, and as a name of the hub"
+        raise ModelError(f"model {spec!r}{where} has no configuration that can be read: {named}") from error
     return config
 
 
@@ -490,7 +483,6 @@ def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how
         info,
         architecture=type(model).__name__,
         device=str(next(model.parameters()).device),
-        deterministic=how.deterministic,
         quantization=how.quantization,
     )
     return info, unassigned

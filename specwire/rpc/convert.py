@@ -9,7 +9,7 @@ from typing import cast
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from specwire.core.invalid import ContextExceeded, InvalidParameter
+from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import (
     LogprobsOf,
@@ -26,7 +26,6 @@ from specwire.core.messages import (
     MOST_TESTED,
     AssignedDrafter,
     FinishReason,
-    InvalidPlan,
     Outcome,
     Pace,
     Proposal,
@@ -74,28 +73,33 @@ def constraint_to_wire(constraint: Constraint | None) -> common_pb2.Sampling:
     """A Sampling that says nothing else."""
     if constraint is None:
         return common_pb2.Sampling()
+    message = common_pb2.Sampling(constraint_behind=constraint.behind)
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return common_pb2.Sampling(json_schema=constraint.text)
+            message.json_schema = constraint.text
         case ConstraintKind.REGEX:
-            return common_pb2.Sampling(regex=constraint.text)
+            message.regex = constraint.text
         case ConstraintKind.CHOICES:
-            return common_pb2.Sampling(choices=common_pb2.Choices(texts=constraint.texts))
+            message.choices.texts.extend(constraint.texts)
         case ConstraintKind.GRAMMAR:
-            return common_pb2.Sampling(grammar=constraint.text)
+            message.grammar = constraint.text
+    return message
 
 
 def constraint_from_wire(message: common_pb2.Sampling) -> Constraint | None:
     """Raises InvalidParameter."""
+    behind = message.constraint_behind
     match message.WhichOneof("constraint"):
         case "json_schema":
-            return Constraint(ConstraintKind.JSON_SCHEMA, (message.json_schema,))
+            return Constraint(ConstraintKind.JSON_SCHEMA, (message.json_schema,), behind)
         case "regex":
-            return Constraint(ConstraintKind.REGEX, (message.regex,))
+            return Constraint(ConstraintKind.REGEX, (message.regex,), behind)
         case "choices":
-            return Constraint(ConstraintKind.CHOICES, tuple(message.choices.texts))
+            return Constraint(ConstraintKind.CHOICES, tuple(message.choices.texts), behind)
         case "grammar":
-            return Constraint(ConstraintKind.GRAMMAR, (message.grammar,))
+            return Constraint(ConstraintKind.GRAMMAR, (message.grammar,), behind)
+        case _ if behind:
+            raise InvalidParameter("constraint_behind", "needs a constraint")
         case _:
             return None
 
@@ -218,30 +222,6 @@ def stopping_from_wire(
     return stopping
 
 
-def fitted_stopping(
-    message: common_pb2.Stopping, prompt_length: int, context: int, context_now: int | None = None
-) -> common_pb2.Stopping:
-    """With max_tokens as it is served: 0 means all that the context has room for; more is refused, or lowered.
-
-    context_now: what there is of it at the moment, None for all.
-
-    Raises:
-        ContextExceeded: it does not fit, and the request does not allow to lower it.
-    """
-    room = context - prompt_length
-    if message.max_tokens > room and not message.fit_context:
-        raise ContextExceeded(
-            "max_tokens", f"{message.max_tokens} do not fit, the prompt leaves room for {room}", context
-        )
-    room_now = room if context_now is None else context_now - prompt_length
-    all_of_it = room_now if room_now > 0 else room
-    fitted = common_pb2.Stopping()
-    fitted.CopyFrom(message)
-    if not message.max_tokens or message.fit_context:
-        fitted.max_tokens = min(message.max_tokens or all_of_it, all_of_it)
-    return fitted
-
-
 def logprobs_to_wire(reported: Iterable[TokenLogprobs]) -> list[common_pb2.TokenLogprobs]:
     return [
         common_pb2.TokenLogprobs(
@@ -356,10 +336,7 @@ def _drafter(message: verify_pb2.Drafter) -> AssignedDrafter:
     if len(message.plan) > MOST_PLAN:
         raise InvalidParameter("plan", f"must have at most {MOST_PLAN} characters, not {len(message.plan)}")
     plan = message.plan or "auto"
-    try:
-        parse_plan(plan)
-    except InvalidPlan as error:
-        raise InvalidParameter("plan", str(error).partition(": ")[2]) from None
+    parse_plan(plan)
     return AssignedDrafter(message.source, message.known_by, message.shares_cores, plan)
 
 

@@ -107,17 +107,12 @@ def answer(
 
 
 def described(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:
-    """The description without the tokenizer, which clients do not need, and without what they must not see.
-
-    That is the host, and the names of other tenants, of which it has learnt.
-    """
+    """The description without the tokenizer, which clients do not need, and the host, which they must not see."""
     copy = common_pb2.GetModelInfoResponse()
     copy.CopyFrom(info)
     copy.ClearField("tokenizer_json")
     copy.ClearField("host_id")
     copy.ClearField("cores")
-    if copy.HasField("learnt"):
-        copy.learnt.ClearField("tenants")
     return copy
 
 

@@ -119,7 +119,7 @@ class ModelServiceOptions:
         insecure: listen on an address other than loopback without encryption. tls: of figures, too.
         keys: who may call; None lets in everybody who can connect.
         text_memory: bytes. kv_memory: bytes, for as many slots as fit; None goes by `slots`.
-        ngram, text_memory, references, table, heads, deterministic, engine: nothing to a drafter.
+        ngram, text_memory, references, heads, deterministic, engine: nothing to a drafter.
         engine_options: of vLLM's EngineArgs, a JSON object. compiled: `specwire.lm.load.load_model`.
     """
 
@@ -137,7 +137,6 @@ class ModelServiceOptions:
     ngram: bool = True
     text_memory: int = TEXT_MEMORY
     references: tuple[str, ...] = ()
-    table: str = ""
     quantization: str = "none"
     deterministic: bool = False
     heads: str = ""
@@ -174,8 +173,6 @@ class ModelServiceOptions:
         ):
             if not least <= value <= most:
                 raise InvalidParameter(field, f"must be from {least} to {most}, not {value}")
-        if self.deterministic and self.runtime == "openvino":  # its rounding depends on what it computes together
-            raise InvalidParameter("deterministic", "needs the runtime torch, not openvino")
         _check_ranks(self.tensor_parallel_size, self.pipeline_parallel_size, self.engine)
         engine_options(self.engine, self.engine_options)
         if self.context is not None and self.context < 2:

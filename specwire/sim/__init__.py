@@ -25,7 +25,6 @@ No deciding code is written a second time here; a model's forward takes the time
 A cell is one session. Times are microseconds. The same cell and policy give the same result, always.
 """
 
-from specwire.core.messages import InvalidPlan
 from specwire.sim.fleet import FleetResult, SimFleet, simulate_fleet
 from specwire.sim.optimum import Best, BestOfAll, best_textbook, optimum, optimum_of_trees, optimum_over
 from specwire.sim.simulation import (
@@ -59,7 +58,6 @@ __all__ = [
     "Cell",
     "FleetResult",
     "InvalidCell",
-    "InvalidPlan",
     "Policy",
     "Result",
     "SimFleet",

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from specwire.core.messages import AssignedDrafter, InvalidPlan, parse_plan
+from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import AssignedDrafter, parse_plan
 from specwire.core.policy.drafters import LearntDrafters
 from specwire.core.session import buffer_for
 from specwire.sim.clock import STEADY, Clock, Drift, Machine
@@ -70,7 +71,7 @@ def parse_policy(spec: str) -> Policy:
     stream-wait:CHUNK,RUN_AHEAD.
 
     Raises:
-        InvalidPlan: `spec` reads otherwise.
+        InvalidParameter: `spec` reads otherwise.
     """
     name, _, numbers = spec.partition(":")
     try:
@@ -94,9 +95,10 @@ def parse_policy(spec: str) -> Policy:
                 return stream_wait(chunk, run_ahead)
         return fixed(spec)
     except ValueError as error:
-        raise InvalidPlan(
-            f"policy: must be auto[:BRANCHES], plain, heads, rule, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], "
-            f"textbook:K or stream-wait:CHUNK,RUN_AHEAD, not {spec!r}"
+        raise InvalidParameter(
+            "policy",
+            f"must be auto[:BRANCHES], plain, heads, rule, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K "
+            f"or stream-wait:CHUNK,RUN_AHEAD, not {spec!r}",
         ) from error
 
 

@@ -66,14 +66,6 @@ def draft_families(drafts: Mapping[SourceKind, DraftCounts]) -> Families:
         yield by_label(counter, f"spec_decode_num_{name}_tokens_total", text, "kind", values)
 
 
-def version_families(of: str, number: int | None, swaps: int, failures: int) -> Families:
-    """What became of versions of a learner's folder. of: draft or head. number: of the one that serves."""
-    serves = -1 if number is None else number
-    yield gauge(f"{of}_version", "Of the learner's folder, which serves; -1 for none.", serves)
-    yield counter(f"{of}_version_swaps_total", "Versions that were taken while it served.", swaps)
-    yield counter(f"{of}_version_failures_total", "Versions that could not be taken.", failures)
-
-
 class Registry(Collector):
     """The metrics of one process, which may run several services: every sample has the label `service`."""
 

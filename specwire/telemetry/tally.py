@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 
-from specwire.core.messages import Emit, Outcome, SourceKind, Verdict
+from specwire.core.messages import Discipline, Emit, Outcome, SourceKind, Verdict
 
 # Seconds. Buckets of what clients wait for, of a step and its parts, and of a write into the log.
 LATENCIES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -129,14 +129,20 @@ MOST_DRAFTERS = 16
 class DrafterCounts:
     """One drafter's figures: what became of its draft tokens, and its last plan.
 
-    lost: it left before the session's end.
+    planned: by the verifier. lost: it left before the session's end.
     """
 
     source: int
     model: str
     drafts: DraftCounts = field(default_factory=DraftCounts)
-    plan: str = ""
+    planned: str = ""
     lost: bool = False
+
+    @property
+    def plan(self) -> str:
+        """As people are told of it: the plan alone does not say whether anything comes of it."""
+        silent = self.planned and not self.drafts.proposed and not self.planned.startswith(Discipline.OFF)
+        return f"{self.planned}, nothing proposed yet" if silent else self.planned
 
 
 @dataclass(slots=True)

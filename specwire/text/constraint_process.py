@@ -12,13 +12,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
+from specwire.text.json_schema import served_grammar, served_schema
 from specwire.text.sandbox import limit, receive, send, serve
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -104,6 +105,42 @@ class Matching:
         return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
 
 
+class WrittenMarks:
+    """A tokenizer in the form in which the library takes one: its own, with what is written out as ordinary tokens.
+
+    The library takes any added token that is named like `</think>` for a special one, and allows none of those where
+    something else may stand as well: a model would have to spell it.
+
+    written: those that it takes for special ones although they are not.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, library: LLTokenizer, tokenizer_json: str, eos_ids: Sequence[int]) -> None:
+        added = json.loads(tokenizer_json).get("added_tokens", ())
+        plain = {each["id"] for each in added if not each["special"]}.difference(eos_ids)
+        ids = range(library.vocab_size)
+        taken = [each for each in ids if library.is_special_token(each)]
+        self.written = plain.intersection(taken)
+        self.special_token_ids = [each for each in taken if each not in plain]
+        self.tokens = [library.decode_bytes([each]) for each in ids]
+        self.eos_token_id = eos_ids[0]
+        self._library = library
+
+    def __call__(self, text: str) -> list[int]:
+        tokens: list[int] = self._library.tokenize_str(text)
+        return tokens
+
+
+def library_tokenizer(tokenizer_json: str, vocabulary: int, eos_ids: Sequence[int]) -> LLTokenizer:
+    """Raises what the library does."""
+    made = LLTokenizer(tokenizer_json, n_vocab=vocabulary, eos_token=list(eos_ids))
+    marks = WrittenMarks(made, tokenizer_json, eos_ids)
+    if not marks.written:
+        return made
+    return LLTokenizer(TokenizerWrapper(marks), n_vocab=vocabulary, eos_token=list(eos_ids))
+
+
 class Grammars:
     """Compiles constraints for one model's tokenizer.
 
@@ -121,7 +158,7 @@ class Grammars:
         """The tokenizer, where it can be used: a second where the vocabulary is large."""
         try:
             known = self._tokenizer_json.decode()
-            self._tokenizer = LLTokenizer(known, n_vocab=self._vocabulary, eos_token=list(self._eos_ids))
+            self._tokenizer = library_tokenizer(known, self._vocabulary, self._eos_ids)
         except Exception as error:  # whatever the library makes of a tokenizer of a kind that it does not know
             self._unfit = f"this model's tokenizer cannot be constrained: {_said(error)}"
 
@@ -151,15 +188,36 @@ def _compiled(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
 
 
 def _grammar(constraint: Constraint) -> str:
+    """As the library reads it: the form, and what stands before it, each with a lexer of its own."""
+    form = {"name": "form", **_form(constraint)}
+    if not constraint.behind:
+        return json.dumps({"grammars": [form]})
+    return json.dumps({"grammars": [{"lark_grammar": BEHIND.format(json.dumps(constraint.behind))}, form]})
+
+
+# What is free, up to the first occurrence of a text, and what separates it from the form.
+BEHIND = r"""start: before GAP @form
+before[lazy]: TEXT {}
+TEXT: /(.|\n)*/
+GAP: /[ \n]{{0,4}}/
+"""
+
+
+def _form(constraint: Constraint) -> dict[str, Any]:
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return str(LLMatcher.grammar_from_json_schema(constraint.text, defaults={"whitespace_pattern": WHITESPACE}))
+            schema = json.dumps(served_schema(json.loads(constraint.text)))
+            grammar = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
         case ConstraintKind.REGEX:
-            return str(LLMatcher.grammar_from_regex(constraint.text))
+            grammar = LLMatcher.grammar_from_regex(constraint.text)
         case ConstraintKind.CHOICES:
-            return "start: " + " | ".join(json.dumps(text) for text in constraint.texts)
+            return {"lark_grammar": "start: " + " | ".join(json.dumps(text) for text in constraint.texts)}
         case ConstraintKind.GRAMMAR:
-            return str(LLMatcher.grammar_from_lark(constraint.text))
+            return {"lark_grammar": served_grammar(constraint.text)}
+        case _:
+            assert_never(constraint.kind)
+    (form,) = json.loads(grammar)["grammars"]
+    return {**form, "name": "form"}
 
 
 def _said(said: object) -> str:
@@ -199,7 +257,8 @@ def _session(grammars: Grammars, fd: int) -> None:
 
 
 def _begun(grammars: Grammars, asked: dict[str, Any], fd: int) -> Matching | None:
-    constraint = Constraint(ConstraintKind(asked["kind"]), tuple(asked["texts"]))
+    told = asked["constraint"]
+    constraint = Constraint(ConstraintKind(told["kind"]), tuple(told["texts"]), told["behind"])
     try:
         matching = grammars.begin(constraint)
     except InvalidParameter as error:

@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -144,7 +145,7 @@ class Compiler:
             self._waiting = +self._waiting
 
     async def _begun(self, constraint: Constraint, output: Sequence[int]) -> Matcher:
-        asked = {"kind": constraint.kind, "texts": constraint.texts, "output": list(output)}
+        asked = {"constraint": asdict(constraint), "output": list(output)}
         with await self._forks.begun() as ours:
             try:
                 await asyncio.get_running_loop().sock_sendall(ours, packed(asked))

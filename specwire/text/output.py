@@ -184,7 +184,7 @@ class StopScanner:
     """Releases text up to the first stop string and holds back what may begin one.
 
     The stop that is completed first wins; of two completed by the same character, the one that starts earlier. This
-    depends on the text alone, not on how it was cut into pieces.
+    depends on the text alone, not on how it was cut into pieces. One that is completed too early ends nothing.
 
     released: code points of the output that have been released by now. stopped_at: where the output ends, once a stop
     was completed.
@@ -197,10 +197,10 @@ class StopScanner:
         self.released = 0
         self.stopped_at: int | None = None
 
-    def push(self, text: str) -> tuple[str, int | None]:
+    def push(self, text: str, early: bool = False) -> tuple[str, int | None]:
         """(text to release, offset in code points of the whole output at which it ends, if a stop was completed).
 
-        After a stop nothing more is released.
+        After a stop nothing more is released. early: what this text completes is no stop.
         """
         if self.stopped_at is not None:
             return "", self.stopped_at
@@ -211,7 +211,7 @@ class StopScanner:
         self._held += text
         for index in range(start, len(self._held)):
             completed = self._completed_by(self._held[index])
-            if completed:
+            if completed and not early:
                 return self._stop(index + 1 - completed)
         return self._release(len(self._held) - max(matcher.matched for matcher in self._matchers)), None
 
@@ -258,8 +258,10 @@ class _Matcher:
 
     def push(self, character: str) -> int:
         """The stop's length if `character` completes it, else 0."""
-        self.matched = self._next(self.matched, character)
-        return self.matched if self.matched == len(self._stop) else 0
+        matched = self._next(self.matched, character)
+        completed = matched == len(self._stop)
+        self.matched = self._fallback[-1] if completed else matched
+        return matched if completed else 0
 
     def _next(self, matched: int, character: str) -> int:
         while matched and self._stop[matched] != character:
@@ -292,13 +294,16 @@ class Release:
 class OutputText:
     """The text of one output, token by token. It holds no truth: pushing the log's tokens again rebuilds it.
 
-    `length` counts the code points of the text so far, with the stop string cut off once it is completed.
+    `length` counts the code points of the text so far, with the stop string cut off once it is completed. Before
+    `min_tokens` tokens, as of `Stopping`, none ends the text: what a later token completes does.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._scanner = StopScanner(stops)
         self._decoded = 0
+        # Tokens to come of which none completes a stop string.
+        self._early = min_tokens
 
     @property
     def stopped_at(self) -> int | None:
@@ -316,7 +321,8 @@ class OutputText:
         for token in tokens:
             if self.stopped_at is not None:
                 break
-            pieces.append(self._scan(self._detokenizer.push(token)))
+            pieces.append(self._scan(self._detokenizer.push(token), self._early > 0))
+            self._early -= 1
             ends.append(self._decoded)
             released.append(self._scanner.released)
         return Release("".join(pieces), tuple(ends), tuple(released), len(ends), self.stopped_at)
@@ -336,8 +342,8 @@ class OutputText:
         """The text still held back, at the end; it may itself complete a stop string: see `stopped_at`."""
         if self.stopped_at is not None:
             return ""
-        return self._scan(self._detokenizer.flush()) + self._scanner.flush()
+        return self._scan(self._detokenizer.flush(), self._early >= 0) + self._scanner.flush()
 
-    def _scan(self, text: str) -> str:
+    def _scan(self, text: str, early: bool) -> str:
         self._decoded += len(text)
-        return self._scanner.push(text)[0]
+        return self._scanner.push(text, early)[0]

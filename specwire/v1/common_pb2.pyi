@@ -82,7 +82,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "choice", "rule", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "logprobs_of", "json_schema", "regex", "choices", "grammar")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "choice", "rule", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "logprobs_of", "json_schema", "regex", "choices", "grammar", "constraint_behind")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class Sampling(_message.Message):
     REGEX_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_BEHIND_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -124,7 +125,8 @@ class Sampling(_message.Message):
     regex: str
     choices: Choices
     grammar: str
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., rule: _Optional[str] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ..., logprobs_of: _Optional[_Union[LogprobsOf, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
+    constraint_behind: str
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., rule: _Optional[str] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ..., logprobs_of: _Optional[_Union[LogprobsOf, str]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., constraint_behind: _Optional[str] = ...) -> None: ...
 
 class Choices(_message.Message):
     __slots__ = ("texts",)
@@ -209,7 +211,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, known_tokenizer_hash: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens", "quantization", "deterministic", "region", "token_text", "text_room", "learnt", "cores")
+    __slots__ = ("model", "architecture", "vocabulary", "context", "eos_ids", "dtype", "device", "weights_fingerprint", "vocabulary_fingerprint", "tokenizer_hash", "tokenizer_json", "chat_template", "host_id", "slots", "forward_times", "runtime", "kv_bytes", "special_tokens", "quantization", "deterministic", "region", "token_text", "text_room", "cores")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -240,7 +242,6 @@ class GetModelInfoResponse(_message.Message):
     REGION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_TEXT_FIELD_NUMBER: _ClassVar[int]
     TEXT_ROOM_FIELD_NUMBER: _ClassVar[int]
-    LEARNT_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
@@ -265,25 +266,8 @@ class GetModelInfoResponse(_message.Message):
     region: str
     token_text: TokenText
     text_room: int
-    learnt: Learnt
     cores: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., quantization: _Optional[str] = ..., deterministic: _Optional[bool] = ..., region: _Optional[str] = ..., token_text: _Optional[_Union[TokenText, str]] = ..., text_room: _Optional[int] = ..., learnt: _Optional[_Union[Learnt, _Mapping]] = ..., cores: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Learnt(_message.Message):
-    __slots__ = ("version", "tenants", "acceptance_before", "acceptance_after", "loss_before", "loss_after")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    TENANTS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_BEFORE_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_AFTER_FIELD_NUMBER: _ClassVar[int]
-    LOSS_BEFORE_FIELD_NUMBER: _ClassVar[int]
-    LOSS_AFTER_FIELD_NUMBER: _ClassVar[int]
-    version: str
-    tenants: _containers.RepeatedScalarFieldContainer[str]
-    acceptance_before: float
-    acceptance_after: float
-    loss_before: float
-    loss_after: float
-    def __init__(self, version: _Optional[str] = ..., tenants: _Optional[_Iterable[str]] = ..., acceptance_before: _Optional[float] = ..., acceptance_after: _Optional[float] = ..., loss_before: _Optional[float] = ..., loss_after: _Optional[float] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., vocabulary: _Optional[int] = ..., context: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., vocabulary_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., host_id: _Optional[str] = ..., slots: _Optional[int] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., runtime: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., quantization: _Optional[str] = ..., deterministic: _Optional[bool] = ..., region: _Optional[str] = ..., token_text: _Optional[_Union[TokenText, str]] = ..., text_room: _Optional[int] = ..., cores: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "microseconds")

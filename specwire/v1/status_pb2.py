@@ -23,28 +23,27 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from specwire.v1 import common_pb2 as specwire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specwire/v1/status.proto\x12\x0bspecwire.v1\x1a\x18specwire/v1/common.proto\"\x12\n\x10GetStatusRequest\"\xe7\x02\n\x11GetStatusResponse\x12\x11\n\tuptime_ms\x18\x01 \x01(\x04\x12\x12\n\ndurability\x18\x02 \x01(\t\x12&\n\x05peers\x18\x03 \x03(\x0b\x32\x17.specwire.v1.PeerStatus\x12\x18\n\x10sessions_running\x18\x04 \x01(\r\x12,\n\x08sessions\x18\x05 \x03(\x0b\x32\x1a.specwire.v1.SessionStatus\x12\x19\n\x11sessions_finished\x18\x06 \x01(\x04\x12\x0e\n\x06tokens\x18\x07 \x01(\x04\x12\x10\n\x08proposed\x18\x08 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\t \x01(\x04\x12\x17\n\x0ftarget_forwards\x18\n \x01(\x04\x12\x13\n\x0blog_trouble\x18\x0b \x01(\t\x12\x16\n\x0elog_trouble_ms\x18\x0c \x01(\x04\x12\x0e\n\x06tested\x18\r \x01(\x04\x12\x16\n\x0e\x66orwards_saved\x18\x0e \x01(\x04\"\x8f\x02\n\nPeerStatus\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.specwire.v1.PeerKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.specwire.v1.PeerState\x12\x0f\n\x07trouble\x18\x05 \x01(\t\x12\x10\n\x08sessions\x18\x06 \x01(\r\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x15\n\rround_trip_us\x18\x08 \x01(\x04\x12\x0e\n\x06region\x18\t \x01(\t\x12\x17\n\x0fothers_sessions\x18\n \x01(\r\x12#\n\x06learnt\x18\x0b \x01(\x0b\x32\x13.specwire.v1.Learnt\"\xc9\x01\n\rSessionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x01(\r\x12\x12\n\nwriting_ms\x18\x07 \x01(\x04\x12\x10\n\x08proposed\x18\x08 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\t \x01(\r\x12\x0c\n\x04plan\x18\n \x01(\t\x12\x0e\n\x06tested\x18\x0b \x01(\r*p\n\x08PeerKind\x12\x19\n\x15PEER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12PEER_KIND_VERIFIER\x10\x01\x12\x15\n\x11PEER_KIND_DRAFTER\x10\x02\x12\x1a\n\x16PEER_KIND_ORCHESTRATOR\x10\x03*\x80\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rPEER_STATE_UP\x10\x01\x12\x13\n\x0fPEER_STATE_DOWN\x10\x02\x12\x16\n\x12PEER_STATE_REFUSED\x10\x03\x12\x17\n\x13PEER_STATE_DRAINING\x10\x04\x32[\n\rStatusService\x12J\n\tGetStatus\x12\x1d.specwire.v1.GetStatusRequest\x1a\x1e.specwire.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18specwire/v1/status.proto\x12\x0bspecwire.v1\"\x12\n\x10GetStatusRequest\"\xe7\x02\n\x11GetStatusResponse\x12\x11\n\tuptime_ms\x18\x01 \x01(\x04\x12\x12\n\ndurability\x18\x02 \x01(\t\x12&\n\x05peers\x18\x03 \x03(\x0b\x32\x17.specwire.v1.PeerStatus\x12\x18\n\x10sessions_running\x18\x04 \x01(\r\x12,\n\x08sessions\x18\x05 \x03(\x0b\x32\x1a.specwire.v1.SessionStatus\x12\x19\n\x11sessions_finished\x18\x06 \x01(\x04\x12\x0e\n\x06tokens\x18\x07 \x01(\x04\x12\x10\n\x08proposed\x18\x08 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\t \x01(\x04\x12\x17\n\x0ftarget_forwards\x18\n \x01(\x04\x12\x13\n\x0blog_trouble\x18\x0b \x01(\t\x12\x16\n\x0elog_trouble_ms\x18\x0c \x01(\x04\x12\x0e\n\x06tested\x18\r \x01(\x04\x12\x16\n\x0e\x66orwards_saved\x18\x0e \x01(\x04\"\xf0\x01\n\nPeerStatus\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.specwire.v1.PeerKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.specwire.v1.PeerState\x12\x0f\n\x07trouble\x18\x05 \x01(\t\x12\x10\n\x08sessions\x18\x06 \x01(\r\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x15\n\rround_trip_us\x18\x08 \x01(\x04\x12\x0e\n\x06region\x18\t \x01(\t\x12\x17\n\x0fothers_sessions\x18\n \x01(\rJ\x04\x08\x0b\x10\x0c\"\xc9\x01\n\rSessionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x01(\r\x12\x12\n\nwriting_ms\x18\x07 \x01(\x04\x12\x10\n\x08proposed\x18\x08 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\t \x01(\r\x12\x0c\n\x04plan\x18\n \x01(\t\x12\x0e\n\x06tested\x18\x0b \x01(\r*p\n\x08PeerKind\x12\x19\n\x15PEER_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12PEER_KIND_VERIFIER\x10\x01\x12\x15\n\x11PEER_KIND_DRAFTER\x10\x02\x12\x1a\n\x16PEER_KIND_ORCHESTRATOR\x10\x03*\x80\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rPEER_STATE_UP\x10\x01\x12\x13\n\x0fPEER_STATE_DOWN\x10\x02\x12\x16\n\x12PEER_STATE_REFUSED\x10\x03\x12\x17\n\x13PEER_STATE_DRAINING\x10\x04\x32[\n\rStatusService\x12J\n\tGetStatus\x12\x1d.specwire.v1.GetStatusRequest\x1a\x1e.specwire.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specwire.v1.status_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PEERKIND']._serialized_start=927
-  _globals['_PEERKIND']._serialized_end=1039
-  _globals['_PEERSTATE']._serialized_start=1042
-  _globals['_PEERSTATE']._serialized_end=1170
-  _globals['_GETSTATUSREQUEST']._serialized_start=67
-  _globals['_GETSTATUSREQUEST']._serialized_end=85
-  _globals['_GETSTATUSRESPONSE']._serialized_start=88
-  _globals['_GETSTATUSRESPONSE']._serialized_end=447
-  _globals['_PEERSTATUS']._serialized_start=450
-  _globals['_PEERSTATUS']._serialized_end=721
-  _globals['_SESSIONSTATUS']._serialized_start=724
-  _globals['_SESSIONSTATUS']._serialized_end=925
-  _globals['_STATUSSERVICE']._serialized_start=1172
-  _globals['_STATUSSERVICE']._serialized_end=1263
+  _globals['_PEERKIND']._serialized_start=870
+  _globals['_PEERKIND']._serialized_end=982
+  _globals['_PEERSTATE']._serialized_start=985
+  _globals['_PEERSTATE']._serialized_end=1113
+  _globals['_GETSTATUSREQUEST']._serialized_start=41
+  _globals['_GETSTATUSREQUEST']._serialized_end=59
+  _globals['_GETSTATUSRESPONSE']._serialized_start=62
+  _globals['_GETSTATUSRESPONSE']._serialized_end=421
+  _globals['_PEERSTATUS']._serialized_start=424
+  _globals['_PEERSTATUS']._serialized_end=664
+  _globals['_SESSIONSTATUS']._serialized_start=667
+  _globals['_SESSIONSTATUS']._serialized_end=868
+  _globals['_STATUSSERVICE']._serialized_start=1115
+  _globals['_STATUSSERVICE']._serialized_end=1206
 # @@protoc_insertion_point(module_scope)

@@ -56,23 +56,21 @@ class ReferencePart(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ConnectVerifyResponse(_message.Message):
-    __slots__ = ("opened", "verdicts", "refused", "timings", "draining", "learnt")
+    __slots__ = ("opened", "verdicts", "refused", "timings", "draining")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    LEARNT_FIELD_NUMBER: _ClassVar[int]
     opened: _containers.RepeatedCompositeFieldContainer[Opened]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     refused: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refused]
     timings: StepTimings
     draining: bool
-    learnt: _common_pb2.Learnt
-    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., draining: _Optional[bool] = ..., learnt: _Optional[_Union[_common_pb2.Learnt, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[_common_pb2.Refused, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram", "cache_scope", "priority", "epoch", "prediction", "traceparent", "no_head", "share_text", "head_alone", "agreed", "reference_lengths", "drafters")
+    __slots__ = ("handle", "session_id", "fence", "attach", "tokens", "prompt_length", "sampling", "stopping", "progress", "deadline_ms", "vocabulary_fingerprint", "ledger_us", "no_ngram", "cache_scope", "priority", "epoch", "prediction", "traceparent", "no_head", "share_text", "head_alone", "reference_lengths", "drafters")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -94,7 +92,6 @@ class Open(_message.Message):
     NO_HEAD_FIELD_NUMBER: _ClassVar[int]
     SHARE_TEXT_FIELD_NUMBER: _ClassVar[int]
     HEAD_ALONE_FIELD_NUMBER: _ClassVar[int]
-    AGREED_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     handle: int
@@ -118,10 +115,9 @@ class Open(_message.Message):
     no_head: bool
     share_text: bool
     head_alone: bool
-    agreed: bool
     reference_lengths: _containers.RepeatedScalarFieldContainer[int]
     drafters: _containers.RepeatedCompositeFieldContainer[Drafter]
-    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ..., cache_scope: _Optional[bytes] = ..., priority: _Optional[int] = ..., epoch: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., no_head: _Optional[bool] = ..., share_text: _Optional[bool] = ..., head_alone: _Optional[bool] = ..., agreed: _Optional[bool] = ..., reference_lengths: _Optional[_Iterable[int]] = ..., drafters: _Optional[_Iterable[_Union[Drafter, _Mapping]]] = ...) -> None: ...
+    def __init__(self, handle: _Optional[int] = ..., session_id: _Optional[str] = ..., fence: _Optional[int] = ..., attach: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_common_pb2.Stopping, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., vocabulary_fingerprint: _Optional[str] = ..., ledger_us: _Optional[int] = ..., no_ngram: _Optional[bool] = ..., cache_scope: _Optional[bytes] = ..., priority: _Optional[int] = ..., epoch: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., no_head: _Optional[bool] = ..., share_text: _Optional[bool] = ..., head_alone: _Optional[bool] = ..., reference_lengths: _Optional[_Iterable[int]] = ..., drafters: _Optional[_Iterable[_Union[Drafter, _Mapping]]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("handle", "attach", "position", "resumed", "tail", "cached", "paces")

@@ -43,7 +43,6 @@ from specwire.rpc.keys import Token
 from specwire.rpc.model_info import core_numbers, host_id
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
-from specwire.rpc.versions import agreed
 from specwire.telemetry.tally import DrafterCounts
 from specwire.telemetry.tracing import NO_SPAN
 from specwire.v1 import common_pb2
@@ -229,8 +228,7 @@ class Drafting:
             self._forget(request)
 
     def _accept(self, info: Info) -> str | None:
-        mismatch = vocabulary_mismatch(self._info, info)
-        return mismatch if mismatch or agreed(info, "") else "it has learnt for named tenants, and vLLM knows none"
+        return vocabulary_mismatch(self._info, info)
 
     def _find(self, place: Place) -> AnyPeer | None:
         role, address = place

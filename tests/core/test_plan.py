@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.messages import Discipline, InvalidPlan, Pace, Plan, branches_of, parse_plan
+from specwire.core.invalid import InvalidParameter
+from specwire.core.messages import Discipline, Pace, Plan, branches_of, parse_plan
 
 
 def test_plans_are_read() -> None:
@@ -40,5 +41,5 @@ def test_plans_are_read() -> None:
     ],
 )
 def test_a_plan_that_cannot_be_read_is_refused(spec: str) -> None:
-    with pytest.raises(InvalidPlan, match="plan: "):
+    with pytest.raises(InvalidParameter, match="plan: "):
         parse_plan(spec)

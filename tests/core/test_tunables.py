@@ -25,14 +25,12 @@ KEPT = {
     "MOST_LINEAGE",
 }
 SLOTS = {"TEXT", "END", "EMPTY_SLOT", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
-TABLES = {"LEAST_ORDER", "MOST_ORDER", "SHARE_UNITS", "LEVEL_KINDS", "MOST_ALIKE"}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT", "POWERS", "TAG_SHIFT", "TAG_MASK"}
 OTHERS = {"PATIENCE_US"}
 # What is drafted is the same with loops as with vectors.
 ARITHMETIC = {"VECTOR_TOKENS"}
 # Multiples of what the table has.
 DERIVED = {
-    "SHARE_PRIORS",
     "MOST_NGRAM",
     "VOTED_PRIORS",
     "CHAIN_LINKS",
@@ -40,7 +38,7 @@ DERIVED = {
     "BESIDE_A_STEP",
     "LEAST_PATH_SHARE",
 }
-BOUNDS = {*DERIVED, *REMEMBERED, *KEPT, *SLOTS, *TABLES, *HASHING, *OTHERS, *ARITHMETIC}
+BOUNDS = {*DERIVED, *REMEMBERED, *KEPT, *SLOTS, *HASHING, *OTHERS, *ARITHMETIC}
 
 
 def numbers(path: Path) -> set[str]:

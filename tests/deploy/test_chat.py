@@ -190,7 +190,7 @@ def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture
 
 
 def test_the_flags_of_a_stack_are_handed_on() -> None:
-    words = ["--target=m", "--draft=a", "--draft=b", "--no-ray", "--slots=3", "--no-ngram"]
+    words = ["--target=m", "--draft=a", "--draft=b", "--slots=3", "--no-ngram"]
     parser = argparse.ArgumentParser()
     add_options(parser, STACK)
     assert sorted(words_of(STACK, vars(parser.parse_args(words)))) == sorted(words)

@@ -21,7 +21,7 @@ from deploy.cluster.commands import carried_out, counts_of, drain_timeout_of, ta
 from deploy.cluster.replica import ReplicaSpec, command
 from deploy.cluster.rollout import ReplicaName
 from deploy.cluster.schema import InvalidConfig, ScalingRule, parse
-from deploy.stack.ray_cluster import ray_token
+from deploy.cluster.token import ray_token
 from specwire.core.model import ModelError
 from specwire.rpc.server_options import model_options
 from tests.lm import models

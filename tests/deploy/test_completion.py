@@ -75,4 +75,4 @@ def test_every_script_names_every_command_and_its_flags(scripts: dict[str, Path]
         text = script.read_text()
         assert "%(" not in text
         assert all(command.name in text for command in COMMANDS)
-        assert "speculative-config" in text
+        assert "drafters-per-session" in text

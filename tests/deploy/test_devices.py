@@ -46,7 +46,6 @@ EVERY = {
     "ngram": False,
     "text_memory": 0,
     "references": ("a", "b"),
-    "table": "t",
     "quantization": "int8",
     "heads": "h",
     "kv_memory": 1 << 20,
@@ -100,7 +99,6 @@ def test_a_target_without_a_device_is_refused() -> None:
         ("--compile",),
         ("--deterministic",),
         ("--device", "cuda:0"),
-        ("--speculative-config", "{}"),
     ],
 )
 def test_the_included_head_comes_with_its_target(

@@ -39,12 +39,11 @@ VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
     "RayCluster": "ray.io/v1",
-    "RayService": "ray.io/v1",
 }
 # Manifests are held against its schemas; it need not be the one that runs.
 KUBERNETES_VERSION = "1.32"
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|Ki|Mi|Gi|Ti)?")
-CLUSTER_FILES = [DEPLOY / "ray/config.yaml", KUBERNETES / "ray/config.yaml", KUBERNETES / "rayservice/config.yaml"]
+CLUSTER_FILES = [DEPLOY / "ray/config.yaml", KUBERNETES / "ray/config.yaml"]
 
 
 def named(value: object) -> str:
@@ -98,7 +97,7 @@ def test_cluster_configurations_can_be_placed(file: Path) -> None:
     config = parse(file.read_text())
     asked = {name for group in config.groups for name in group.resources}
     if file.parent.parent == KUBERNETES:
-        groups = ray_cluster(file.parent.name)["workerGroupSpecs"]
+        groups = documents(file.parent / "raycluster.yaml")[0]["spec"]["workerGroupSpecs"]
         had = {name for each in groups for name in json.loads(json.loads(each["rayStartParams"]["resources"]))}
     else:
         types = documents(DEPLOY / "ray/cluster.yaml")[0]["available_node_types"]
@@ -182,7 +181,7 @@ def check_confined(context: dict[str, Any]) -> None:
 def test_the_namespace_lets_in_confined_pods_only() -> None:
     labels = documents(KUBERNETES / "common/namespace.yaml")[0]["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    for folder in ("base", "ray", "rayservice"):
+    for folder in ("base", "ray"):
         assert "../common" in documents(KUBERNETES / folder / "kustomization.yaml")[0]["resources"]
 
 
@@ -238,51 +237,6 @@ def test_the_overlay_patches_what_is_there() -> None:
     assert (patch["kind"], patch["metadata"]["name"]) == (patched["kind"], patched["metadata"]["name"])
     names = [each["spec"]["template"]["spec"]["containers"][0]["name"] for each in (patch, patched)]
     assert names[0] == names[1]
-
-
-def ray_cluster(folder: str) -> dict[str, Any]:
-    """The cluster of the manifest in this folder, as KubeRay has it."""
-    manifest = {"ray": "raycluster.yaml", "rayservice": "rayservice.yaml"}[folder]
-    spec: dict[str, Any] = documents(KUBERNETES / folder / manifest)[0]["spec"]
-    cluster: dict[str, Any] = spec.get("rayClusterConfig", spec)
-    return cluster
-
-
-def test_both_ray_clusters_have_the_same_workers() -> None:
-    """But for the port that Ray Serve takes for itself, and what says that they are ready."""
-    groups = {name: ray_cluster(name)["workerGroupSpecs"] for name in ("ray", "rayservice")}
-    for pods in groups.values():
-        for container in [each["template"]["spec"]["containers"][0] for each in pods]:
-            container.pop("ports", None)
-            container.pop("readinessProbe", None)
-    assert groups["ray"] == groups["rayservice"]
-    assert ray_cluster("rayservice")["rayVersion"] == ray.__version__
-
-
-def test_the_ray_service_runs_our_application() -> None:
-    """It is read from where the file is mounted, by who can be placed there, at a port that nobody else has."""
-    spec, head = (
-        documents(KUBERNETES / "rayservice/rayservice.yaml")[0]["spec"],
-        ray_cluster("rayservice")["headGroupSpec"],
-    )
-    said = yaml.safe_load(spec["serveConfigV2"])
-    [served] = said["applications"]
-    assert served["import_path"] == "deploy.cluster.serving:app"
-    assert {"config", "revision"} == served["args"].keys()
-    [deployment] = served["deployments"]
-    had = json.loads(json.loads(head["rayStartParams"]["resources"]))
-    assert deployment["ray_actor_options"]["resources"].keys() <= had.keys()
-    pod = head["template"]["spec"]
-    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
-    assert ports["serve"] == said["http_options"]["port"]
-    generated = documents(KUBERNETES / "rayservice/kustomization.yaml")[0]
-    assert generated["generatorOptions"] == {"disableNameSuffixHash": True}
-    assert pod["volumes"][0]["configMap"]["name"] == generated["configMapGenerator"][0]["name"]
-    folder = pod["containers"][0]["volumeMounts"][0]["mountPath"]
-    assert served["args"]["config"] == f"{folder}/{generated['configMapGenerator'][0]['files'][0]}"
-    front = parse((KUBERNETES / "rayservice/config.yaml").read_text()).group("orchestrators")
-    assert front is not None
-    assert front.http_port not in (-1, ports["serve"])
 
 
 def test_the_job_reads_the_generated_configuration() -> None:

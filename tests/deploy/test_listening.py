@@ -33,7 +33,7 @@ async def test_figures_ports_are_looked_at_before_anything_is_loaded(taken_addre
     """Also those of the services, which are behind the orchestrator's."""
     host, _, port = taken_address.rpartition(":")
     for metrics in (taken_address, f"{host}:{int(port) - 1}"):
-        options = StackOptions("scripted:7", None, listen="127.0.0.1:0", metrics=metrics, ray=False)
+        options = StackOptions("scripted:7", None, listen="127.0.0.1:0", metrics=metrics)
         with pytest.raises(StackError) as refused:
             await stack.start(options, tmp_path, pytest.fail)
         # The one before it may be somebody else's by chance: then that is refused.
@@ -42,7 +42,7 @@ async def test_figures_ports_are_looked_at_before_anything_is_loaded(taken_addre
 
 
 async def test_each_door_has_an_address_of_its_own(dead_address: str, tmp_path: Path) -> None:
-    options = StackOptions("scripted:7", None, listen="127.0.0.1:0", http=dead_address, metrics=dead_address, ray=False)
+    options = StackOptions("scripted:7", None, listen="127.0.0.1:0", http=dead_address, metrics=dead_address)
     with pytest.raises(StackError, match=f"metrics: {dead_address} cannot be used: Address already in use"):
         await stack.start(options, tmp_path, pytest.fail)
 
@@ -60,14 +60,22 @@ def test_a_silent_stream_is_kept_alive_by_a_time(capsys: pytest.CaptureFixture[s
         ("--http-host", "http://x", "http-host: must be a host's name without a port, or *, not 'http://x'"),
         ("--http-origin", "x.example", "http-origin: must be SCHEME://HOST[:PORT] or *, not 'x.example'"),
         ("--http-body", "5", "http-body: must be from 1024 to 1073741824 bytes, not 5"),
+        ("--max-tokens-default", "4294967296", "max-tokens-default: must be from 0, which is what the context holds"),
+        (
+            "--max-tokens-limit",
+            "-1",
+            "max-tokens-limit: must be from 0, which is what the context holds, to 4294967295",
+        ),
     ],
 )
-def test_who_may_call_by_http_is_checked_first(
+def test_how_callers_may_call_is_checked_first(
     option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in ("up", "orchestrate", "edge"):
         told = refused(capsys, command, *COMMANDS[command], option, value)
-        assert told == f"specwire {command}: error: {said}"
+        assert told.startswith(f"specwire {command}: error: {said}")
+        both = refused(capsys, command, *COMMANDS[command], "--max-tokens-default", "9", "--max-tokens-limit", "8")
+        assert both == f"specwire {command}: error: max-tokens-default: 9 is more than --max-tokens-limit, 8"
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

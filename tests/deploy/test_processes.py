@@ -1,9 +1,7 @@
-"""Children are bound to their parent, and end with everything below them."""
+"""Children are bound to their parent, and end with their group."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -12,14 +10,14 @@ import pytest
 
 from deploy.stack.options import StackError
 from deploy.stack.plain_host import PlainService
-from deploy.stack.processes import Child, descendants, end_tree
+from deploy.stack.processes import AT_END, Child
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.wait import eventually, lives
 
 SLEEP = "import time; time.sleep(60)"
 FAMILY = f"""
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
 print(child.pid, flush=True)
 child.wait()
 """
@@ -30,20 +28,22 @@ async def started(source: str) -> Child:
     return await Child.start([sys.executable, "-c", source])
 
 
-async def test_stop_ends_the_whole_tree() -> None:
+async def test_stop_ends_the_whole_group() -> None:
     child = await started("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAMILY)
     below = int(await child.line() or 0)
-    assert descendants(child.process.pid) == [below]
     await child.stop(0.1)
     assert child.process.returncode == -signal.SIGKILL
     assert eventually(lambda: not lives(below))
 
 
 async def test_stop_lets_a_child_end_by_itself() -> None:
-    child = await started("import sys; print('up', flush=True); sys.stdin.read(); sys.exit(3)")
+    heeds = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+    child = await started(f"{heeds}print('up', flush=True)\nsignal.pause()")
     assert await child.line() == "up"
-    await child.stop(DEADLINE, None)
-    await child.stop(DEADLINE, None)  # idempotent
+    assert child.kill in AT_END
+    await child.stop(DEADLINE)
+    await child.stop(DEADLINE)  # idempotent
+    assert child.kill not in AT_END
     assert child.process.returncode == 3
 
 
@@ -94,31 +94,3 @@ asyncio.run(main())
         assert lives(child)
         parent.kill()
     assert eventually(lambda: not lives(child))
-
-
-async def test_end_tree_reaches_orphans() -> None:
-    orphaning = f"""
-import subprocess, sys, time
-starter = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid, flush=True)"
-subprocess.run([sys.executable, "-c", starter])
-time.sleep(60)
-"""
-    child = await started(orphaning)
-    orphan = int(await child.line() or 0)
-    assert eventually(lambda: descendants(child.process.pid) == [orphan])
-    await asyncio.to_thread(end_tree, child.process.pid)
-    assert eventually(lambda: not lives(orphan))
-    assert await child.wait() == -signal.SIGKILL
-
-
-def test_descendants_of_one_that_is_gone() -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    assert descendants(gone.pid) == []
-    end_tree(gone.pid)
-
-
-def test_own_children_are_found() -> None:
-    with subprocess.Popen([sys.executable, "-c", SLEEP]) as child:
-        assert child.pid in descendants(os.getpid())
-        child.kill()

@@ -43,7 +43,7 @@ def foreign(tmp_path: Path) -> str:
 async def test_unlike_vocabularies_are_told_before_weights_load(foreign: str, tmp_path: Path) -> None:
     said: list[str] = []
     for more in ((foreign,), (DRAFT, foreign)):
-        options = StackOptions(TARGET, more[0], more_drafts=more[1:], listen="127.0.0.1:0", ray=False)
+        options = StackOptions(TARGET, more[0], more_drafts=more[1:], listen="127.0.0.1:0")
         with pytest.raises(StackError, match=MISMATCH):
             await stack.start(options, tmp_path, said.append)
     assert said == []  # nothing was started
@@ -76,7 +76,7 @@ def test_a_model_that_was_fetched_is_known(foreign: str, tmp_path: Path, monkeyp
 
 
 async def test_further_targets_are_served_by_name(tmp_path: Path) -> None:
-    options = StackOptions("scripted:7", None, also=("scripted:8",), redis_url="memory:", ray=False)
+    options = StackOptions("scripted:7", None, also=("scripted:8",), redis_url="memory:")
     running = await stack.start(options, tmp_path, lambda _: None)
     try:
         assert sorted(running.services) == ["verifier", "verifier-2"]
@@ -92,7 +92,7 @@ async def test_further_targets_are_served_by_name(tmp_path: Path) -> None:
 
 async def test_a_log_in_a_file_needs_no_redis(tmp_path: Path) -> None:
     url = f"file:{tmp_path / 'log'}"
-    options = StackOptions("scripted:7", None, redis_url=url, durability="file-fsync", ray=False)
+    options = StackOptions("scripted:7", None, redis_url=url, durability="file-fsync")
     sessions = []
     for _ in range(2):
         running = await stack.start(options, tmp_path, lambda _: None)
@@ -113,17 +113,17 @@ async def test_targets_of_one_name_are_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(stack, "HEALTH_LIMIT", 0.5)
     with pytest.raises(InvalidParameter, match="^also: scripted:7 is named twice"):
         StackOptions("scripted:7", None, also=("scripted:7",))
-    options = StackOptions("scripted:7", None, also=("scripted:7:delay_ms=1",), redis_url="memory:", ray=False)
+    options = StackOptions("scripted:7", None, also=("scripted:7:delay_ms=1",), redis_url="memory:")
     with pytest.raises(StackError, match="also: 1 of 2 models are served \\(scripted:7\\); names must differ"):
         await stack.start(options, tmp_path, lambda _: None)
 
 
 def test_what_is_one_models_stays_with_it() -> None:
-    options = StackOptions("scripted:7", "scripted:7", also=("scripted:8",), table="t", references=("r",), heads="h")
+    options = StackOptions("scripted:7", "scripted:7", also=("scripted:8",), references=("r",), heads="h")
     services = options.services()
     assert list(services) == ["verifier", "verifier-2", "drafter"]
     second = services["verifier-2"]
-    assert (second.model, second.table, second.references, second.heads) == ("scripted:8", "", (), "")
+    assert (second.model, second.references, second.heads) == ("scripted:8", (), "")
 
 
 async def test_an_edge_is_told_before_its_weights_load(foreign: str) -> None:

@@ -12,7 +12,6 @@ import sys
 import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -25,8 +24,8 @@ from orchestrator.tenants import Access
 from specwire.client import Chunk
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import Keys
-from specwire.v1 import common_pb2, status_pb2_grpc
 from specwire.v1 import status_pb2 as pb
+from specwire.v1 import status_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,26 +167,6 @@ async def test_a_peer_that_is_gone_is_shown() -> None:
                 status = await stub.GetStatus(pb.GetStatusRequest())
     assert [each.state for each in status.peers] == [pb.PEER_STATE_UP, pb.PEER_STATE_DOWN]
     assert "down" in page(StatusSample(status, 0.0), None, "here")
-
-
-@pytest.mark.parametrize(
-    ("learnt", "told"),
-    [
-        ({}, "draft@4"),
-        ({"acceptance_before": 0.5, "acceptance_after": 0.75}, "draft@4 (50 % to 75 %)"),
-        ({"loss_before": 2.0}, "draft@4"),
-        ({"loss_before": 2.0, "loss_after": 0.0}, "draft@4, loss 2.000 to 0.000"),
-        (
-            {"acceptance_before": 0.0, "acceptance_after": 0.75, "loss_before": 2.0, "loss_after": 1.5},
-            "draft@4 (0 % to 75 %), loss 2.000 to 1.500",
-        ),
-    ],
-)
-def test_how_good_a_version_is(learnt: dict[str, Any], told: str) -> None:
-    """What was measured and is 0 is told, what was not is not."""
-    peer = pb.PeerStatus(model="draft@4", learnt=common_pb2.Learnt(version="draft@4", **learnt))
-    shown = page(StatusSample(pb.GetStatusResponse(peers=[peer]), 0.0), None, "here")
-    assert shown.endswith(f" {told}")
 
 
 def test_the_rate_is_that_between_two_looks() -> None:

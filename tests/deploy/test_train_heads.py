@@ -14,7 +14,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm import load_model
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.training import distillation
+from specwire.lm.training import loop
 from specwire.lm.training.own_answers import SEED
 from specwire.provenance import commit, cpu_model
 from tests.lm import models
@@ -60,20 +60,20 @@ def test_what_it_writes_is_served(
 def test_one_that_was_ended_goes_on_and_comes_to_the_same(
     target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distillation, "EVALUATE_EVERY", 2)
-    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
+    monkeypatch.setattr(loop, "EVALUATE_EVERY", 2)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(command(target, answers, whole, "--steps", "6")) == 0
-    step, done = distillation.Optimiser.step, 0
+    step, done = loop.Optimiser.step, 0
 
-    def interrupted(self: distillation.Optimiser, index: int) -> None:
+    def interrupted(self: loop.Optimiser, index: int) -> None:
         nonlocal done
         done += 1
         if done == 5:
             raise KeyboardInterrupt
         step(self, index)
 
-    monkeypatch.setattr(distillation.Optimiser, "step", interrupted)
+    monkeypatch.setattr(loop.Optimiser, "step", interrupted)
     assert main(command(target, answers, parts, "--steps", "6")) == 130
     assert main(command(target, answers, parts, "--steps", "6")) == 0
     assert done == 7, "steps that were kept are not taken again"
@@ -84,7 +84,7 @@ def test_a_record_tells_by_what_it_was_trained_and_going_on_keeps_it(
     target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of the training on something else is told apart, from its first step on."""
-    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
     out = tmp_path / "head"
     assert main(command(target, answers, out, "--steps", "4")) == 0
     before = json.loads((out / "training.json").read_text())
@@ -106,16 +106,16 @@ def test_a_record_tells_by_what_it_was_trained_and_going_on_keeps_it(
 def test_a_part_on_another_machine_is_told_apart(
     target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
-    step, out = distillation.Optimiser.step, tmp_path / "head"
+    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
+    step, out = loop.Optimiser.step, tmp_path / "head"
 
-    def interrupted(self: distillation.Optimiser, index: int) -> None:
+    def interrupted(self: loop.Optimiser, index: int) -> None:
         if index == 3:
             raise KeyboardInterrupt
         step(self, index)
 
     with monkeypatch.context() as patched:
-        patched.setattr(distillation.Optimiser, "step", interrupted)
+        patched.setattr(loop.Optimiser, "step", interrupted)
         assert main(command(target, answers, out, "--steps", "6")) == 130
     monkeypatch.setattr("specwire.lm.training.record.cpu_model", lambda: "another")
     assert main(command(target, answers, out, "--steps", "6")) == 0
@@ -143,11 +143,11 @@ def test_one_that_was_ended_does_not_go_on_as_another(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
     out = tmp_path / "head"
     assert main(command(target, answers, out, "--steps", "2")) == 0
     assert main(command(target, answers, out, "--steps", "2", *more)) == 1
-    assert f"{out / distillation.CHECKPOINT}: {key}: is of " in capsys.readouterr().err
+    assert f"{out / loop.CHECKPOINT}: {key}: is of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

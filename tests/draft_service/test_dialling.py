@@ -6,14 +6,13 @@ import asyncio
 
 from draft_service.dialler import DiallingDrafter
 from draft_service.server import load
-from draft_service.versions import ServedDrafter
 from specwire.rpc.server_options import ModelServiceOptions
 
 TURNS = 5
 
 
 async def test_who_waits_for_it_may_give_up(dead_address: str) -> None:
-    running = DiallingDrafter(ServedDrafter(await load(ModelServiceOptions("scripted:7"))), dead_address, None)
+    running = DiallingDrafter(await load(ModelServiceOptions("scripted:7")), dead_address, None)
     waiting = [asyncio.create_task(running.join()), asyncio.create_task(running.failed())]
     for _ in range(TURNS):  # of the event loop: both wait by then
         await asyncio.sleep(0)

@@ -81,8 +81,7 @@ def silence(over: threading.Event) -> Iterator[object]:
         (["scripted:7", "--slots", "0"], 2, "slots: must be from 1 to 1024, not 0"),
         (["scripted:7", "--context", "1"], 2, "context: must be at least 2, not 1"),
         (["scripted:7", "--dtype", "int3"], 2, "must be one of auto, float32, bfloat16, not 'int3'"),
-        ([], 2, "MODEL: is required, or --follow DIR"),
-        (["--follow", "/no/such/folder"], 2, "follow: /no/such/folder has no version yet"),
+        ([], 2, "the following arguments are required: MODEL"),
     ],
 )
 def test_errors_are_one_line_and_have_their_code(arguments: list[str], code: int, message: str) -> None:

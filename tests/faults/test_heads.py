@@ -22,7 +22,7 @@ from deploy.cli.main import main
 from specwire.client import Client
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason
-from specwire.lm.training import distillation
+from specwire.lm.training import loop
 from specwire.rpc.process import say
 from tests.deploy.test_train_heads import TEXTS, command
 from tests.faults.parts import LOADED_AGAIN, ServiceProcess, parts
@@ -102,14 +102,14 @@ def _until_it_drafts(client: Client) -> None:
 KILLED = """
 import os, signal, sys
 from deploy.cli.main import main
-from specwire.lm.training import distillation
-distillation.EVALUATE_EVERY = distillation.SAVE_EVERY = 2
-step = distillation.Optimiser.step
+from specwire.lm.training import loop
+loop.EVALUATE_EVERY = loop.SAVE_EVERY = 2
+step = loop.Optimiser.step
 def killed(self, index):
     if index == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     step(self, index)
-distillation.Optimiser.step = killed
+loop.Optimiser.step = killed
 main(sys.argv[1:])
 """
 
@@ -122,15 +122,15 @@ def test_a_training_that_is_killed_comes_to_the_same_curve(tmp_path: Path, monke
     died = subprocess.run([sys.executable, "-c", KILLED, *halves], cwd=ROOT, timeout=START_LIMIT, check=False)
     assert died.returncode == -signal.SIGKILL
     assert not (tmp_path / "halves" / "training.json").exists()
-    monkeypatch.setattr(distillation, "EVALUATE_EVERY", 2)
-    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
-    steps, step = list[int](), distillation.Optimiser.step
+    monkeypatch.setattr(loop, "EVALUATE_EVERY", 2)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
+    steps, step = list[int](), loop.Optimiser.step
 
-    def counted(self: distillation.Optimiser, index: int) -> None:
+    def counted(self: loop.Optimiser, index: int) -> None:
         steps.append(index)
         step(self, index)
 
-    monkeypatch.setattr(distillation.Optimiser, "step", counted)
+    monkeypatch.setattr(loop.Optimiser, "step", counted)
     assert main(halves) == 0
     assert steps == [4, 5]
     assert main(whole) == 0

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from bench.harness import ROOT
+from bench.harness.child import descendants
 from bench.soak.load import LoadSettings, load
 from bench.soak.run import SoakSettings, soak
-from deploy.stack.processes import descendants
 from specwire.rpc.process import say
 
 SETTINGS = SoakSettings(minutes=0.3, seed=11, sessions=6, every=2.0)

@@ -19,10 +19,10 @@ import grpc
 import pytest
 
 from bench.harness import ROOT
+from bench.harness.child import descendants
 from bench.relay.link import RelayLink
 from bench.vllm.server import EAGER, MISSING, PYTHON, VLLM
 from demo_pair import DRAFT, TARGET
-from deploy.stack.processes import descendants
 from specwire.client import AsyncClient, Completion
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason, Outcome

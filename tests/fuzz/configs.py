@@ -1,4 +1,4 @@
-"""What an operator may write: the config file, the environment, `--speculative-config`. Each gets one clear error."""
+"""What an operator may write: the config file and the environment. Each gets one clear error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import deploy.cli.services.registry
 import orchestrator.cli
 from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, SettingInvalid
-from deploy.stack.options import ELSEWHERE, KNOWN, speculative_of, stack_options
+from deploy.stack.options import stack_options
 from specwire.core.invalid import InvalidParameter
 from specwire.options import number, whole
 from specwire.rpc.process import say as say_line
@@ -52,13 +52,6 @@ NEEDED: dict[str, dict[str, Values]] = {
     "edge": {"verifier": st.just("127.0.0.1:1"), "draft": st.just("m")},
     "registry": {"registry": st.just("redis://127.0.0.1:1")},
 }
-FITTING: list[dict[str, object]] = [
-    {},
-    {"method": "ngram"},
-    {"model": "m"},
-    {"num_assistant_tokens": 4},
-    {"assistant_confidence_threshold": 0},
-]
 DAMAGED = [
     *("up: &a [*a]", "? [a]\n: b", "up: !!python/object/apply:os.system [ls]", "\t", "---\n---\n", "up:\n\tx: 1", "{"),
     *("[" * 3000, "a: " * 3000, "up: {<<: 1}", "%YAML 9.9\n---\n", "\ufeffup:", "up:\n  listen: *x", "'", "!", "- -"),
@@ -190,26 +183,3 @@ def _typed(words: list[str]) -> str:
         say_line(f"specwire {words[0]}: error: {error}")
         return type(error).__name__.upper()
     return "OK"
-
-
-@st.composite
-def speculative(draw: st.DrawFn) -> str:
-    """--speculative-config: mostly an object with known names."""
-    name = st.sampled_from([*KNOWN, *KNOWN, *KNOWN, *ELSEWHERE, "other"])
-    fits = st.sampled_from(FITTING).map(dict)
-    value = st.one_of(st.sampled_from(["ngram", "draft_model", "m", 0, 1, 4, 0.4, 1 << 70]), junk)
-    text = json.dumps(draw(fits) | draw(st.dictionaries(name, value, max_size=2)))
-    way = draw(ODD)
-    if way == ODD_ONE:
-        return draw(
-            st.one_of(st.text(max_size=12), st.sampled_from(["[" * 100_000, "1" * 5000, "NaN", '{"model": NaN}']))
-        )
-    return text[: len(text) // 2] if way == ODD_ONE + 1 else text
-
-
-def say(text: str) -> Counter[str]:
-    try:
-        speculative_of(text)
-    except InvalidParameter as error:
-        return _said(error)
-    return Counter({"OK": 1})

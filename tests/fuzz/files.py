@@ -1,4 +1,4 @@
-"""Files that an operator may have from anywhere: GGUF files, tables of n-grams, configurations, session logs.
+"""Files that an operator may have from anywhere: GGUF files, configurations, session logs.
 
 Each is whole but for some bytes, or numbers of the head, that say anything. It is refused by one sentence, or used; in
 either case soon, and without more memory than it has bytes.
@@ -11,7 +11,6 @@ import json
 import struct
 import tempfile
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,10 +24,8 @@ from orchestrator.store.sqlite import SqliteStore
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Append, Outcome
 from specwire.core.model import ModelError, served_context
-from specwire.core.verify.table import NgramTable, TableIndex
 from specwire.lm.gguf_file import SIZES, read_gguf
 from specwire.lm.model_config import check_layers
-from specwire.text.table_file import load_table, save_table
 from tests.fuzz.messages import Values
 from tests.orchestrator.test_store import TTL, record_of
 
@@ -114,16 +111,6 @@ def _read_gguf(path: Path) -> None:
     file.position_bytes(file.kv_type("auto"))
 
 
-def _write_table(path: Path) -> None:
-    save_table(NgramTable.built([TEXT], 4, "hash"), path)
-
-
-def _read_table(path: Path) -> None:
-    table = load_table(path)
-    for end in range(1, len(TEXT), 40):
-        TableIndex(table, array("I", TEXT[:end]), 50).find(8)
-
-
 def _write_config(path: Path) -> None:
     path.write_text(json.dumps({"num_hidden_layers": 2, "max_position_embeddings": 64, "text": {"n_layer": 2}}))
 
@@ -165,10 +152,8 @@ def _read_log(path: Path) -> None:
     async def read() -> None:
         store = SqliteStore(path)
         try:
-            known = [each.session_id async for each in store.known_sessions()]
-            for session_id in known:
-                await store.read(session_id)
-            if not known:
+            read = [await store.read(f"s{number}") for number in range(LOGGED)]
+            if not any(read):
                 assert path.with_name(f"{path.name}.damaged-1").exists(), "a log was begun anew over another one"
                 await store.create(record_of("new"), TTL)
         finally:
@@ -183,7 +168,6 @@ def _read_log(path: Path) -> None:
 # How a whole one is written, and how one is read.
 KINDS: Mapping[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
     "gguf": (_write_gguf, _read_gguf),
-    "table": (_write_table, _read_table),
     "json": (_write_config, _read_config),
     "log": (_write_log, _read_log),
 }

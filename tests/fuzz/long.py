@@ -132,7 +132,6 @@ def _everything(
         ("config file and environment", configs.written(), configs.read),
         ("files of models and tables", spoilt(), read_spoilt),
         ("command lines with control characters", configs.command_lines(), configs.type_line),
-        ("--speculative-config", configs.speculative(), configs.say),
     ]
 
 

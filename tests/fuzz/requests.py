@@ -108,6 +108,7 @@ spoken_items = st.one_of(
                 "content": junk,
                 "call_id": texts,
                 "name": texts,
+                "namespace": junk,
                 "arguments": texts,
                 "output": junk,
             },
@@ -115,15 +116,29 @@ spoken_items = st.one_of(
         max_size=3,
     ),
 )
+response_tools = st.one_of(
+    st.sampled_from([{"type": "function", "name": "f"}, {"type": "web_search"}, {"type": ["function"]}, "function"]),
+    st.fixed_dictionaries(
+        {"type": st.just("namespace")},
+        optional={"name": texts, "tools": st.sampled_from([[], [{"type": "function", "name": "f"}], ["f"], [{}], 5])},
+    ),
+    junk,
+)
 RESPONSE: dict[str, Values] = {
     "instructions": texts,
     "previous_response_id": st.sampled_from(["", "resp_", "resp_nobody's", "x" * 300]),
     "store": st.booleans(),
     "text": st.sampled_from([{}, {"format": {"type": "text"}}, {"format": {"type": "json_schema"}}, {"format": 5}]),
     "reasoning": st.sampled_from([{}, {"effort": "low"}, {"effort": 5}, {"summary": "auto"}]),
-    "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function", "name": "f"}, {}]),
+    "tools": st.lists(response_tools, max_size=3),
+    "tool_choice": st.one_of(
+        st.sampled_from(["auto", "none", "required", {"type": "function", "name": "f"}, {}]),
+        st.fixed_dictionaries({"type": st.just("allowed_tools")}, optional={"tools": junk, "mode": junk}),
+    ),
     "truncation": st.sampled_from(["disabled", "auto"]),
-    "include": st.sampled_from([[], ["x"]]),
+    "include": st.sampled_from([[], ["x"], ["reasoning.encrypted_content"], 5, [[]]]),
+    "client_metadata": junk,
+    "max_tool_calls": st.integers(-1, 2),
 }
 prompts = st.one_of(
     st.sampled_from([list(PROMPT), "5 6 7", [list(PROMPT), [5]], ["5", "6 7"]]),
@@ -144,6 +159,7 @@ POSTED: Mapping[str, tuple[Mapping[str, Values], Mapping[str, Values]]] = {
     "/detokenize": ({"tokens": ids}, {"model": texts}),
     "/console/generate": COMPLETE,
     "/v1/responses": ({"input": spoken_items, "max_output_tokens": asked}, {**SAMPLING, **REQUEST, **RESPONSE}),
+    "/v1/responses/compact": ({"input": spoken_items}, {"model": texts}),
     "/v1/responses/{response}/cancel": ({}, {"model": texts}),
 }
 GOT = (

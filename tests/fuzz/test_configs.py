@@ -1,4 +1,4 @@
-"""Whatever stands in a config file, the environment or --speculative-config: options, or one sentence why not.
+"""Whatever stands in a config file or the environment: options, or one sentence why not.
 
 Likewise in files of models and tables.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
-from tests.fuzz.configs import Written, command_lines, read, say, speculative, type_line, written
+from tests.fuzz.configs import Written, command_lines, read, type_line, written
 from tests.fuzz.files import KINDS, Spoilt, read_spoilt, spoilt
 
 EXAMPLES = 100
@@ -24,12 +24,6 @@ def test_files_and_environments(case: Written) -> None:
 @given(command_lines())
 def test_command_lines(words: list[str]) -> None:
     type_line(words)
-
-
-@settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
-@given(speculative())
-def test_speculative_configs(text: str) -> None:
-    say(text)
 
 
 @settings(max_examples=3 * EXAMPLES, suppress_health_check=SLOW)

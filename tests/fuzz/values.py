@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 from hypothesis import strategies as st
 
-from orchestrator.store import KnownSession, SessionStore, StoreError, open_store
+from orchestrator.store import SessionStore, StoreError, open_store
 from orchestrator.store.base import SessionRecord
 from orchestrator.store.encoding import encode_record
 from orchestrator.store.scripts import SECRET_KEY, request_key, roll_key, session_keys
@@ -159,12 +159,7 @@ def calls(store: SessionStore) -> dict[str, Callable[[], Awaitable[object]]]:
         "roll": lambda: store.call_roll(WEIGHTS, ["s"], 1.0, TTL_S),
         "strike": lambda: store.strike(WEIGHTS, ["s"]),
         "missed": lambda: store.missed(WEIGHTS, 0.0, 9),
-        "known": lambda: _known(store),
     }
-
-
-async def _known(store: SessionStore) -> list[KnownSession]:
-    return [each async for each in store.known_sessions()]
 
 
 async def _write(client: redis.asyncio.Redis, store: SessionStore, damage: list[Damage]) -> None:

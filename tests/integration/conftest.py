@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 PAUSES = pytest.StashKey[list[Pause]]()
 GROUPS = {
     # A Ray cluster keeps both cores busy while it starts: one at a time.
-    "ray": ("test_stack", "test_stack_ends", "test_stack_demo", "test_drafters", "test_one_machine"),
+    "ray": ("test_one_machine",),
     "documents": ("test_documents",),
     # Networks of their own.
     "line": ("test_bench_wan", "test_wan"),
@@ -27,7 +27,6 @@ GROUPS = {
 LONGEST = (
     "test_edge",
     "test_console",
-    "test_learning",
     "test_vocabularies",
     "test_progress",
     "test_provisional",

@@ -28,8 +28,8 @@ from typing import Self
 import yaml
 
 from bench.harness.certificates import Authority
-from deploy.stack import subreaper
-from deploy.stack.processes import end_tree
+from bench.harness.child import end_tree
+from deploy.stack.processes import bound
 from tests.documents import PROMPT, ROOT, Block
 from tests.ports import free_port
 
@@ -54,10 +54,9 @@ class Service:
     def __init__(self, command: str, folder: Path, environment: dict[str, str]) -> None:
         self.command = command
         self._said = folder / f"service-{time.monotonic_ns()}"
-        bound_to_us = (sys.executable, "-I", subreaper.__file__, str(os.getpid()), str(int(signal.SIGTERM)))
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
-                [*bound_to_us, "bash", "-c", f"exec {command}"],
+                bound(["bash", "-c", f"exec {command}"], signal.SIGTERM),
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -100,7 +99,7 @@ class Desk:
         self._ports = {"6379": redis_port}
         self._kept = {self.placed(command) for command in kept}
         self._services: dict[str, Service] = {}
-        up = {"target": MODEL, "no-ray": True}
+        up = {"target": MODEL}
         (folder / "config.yaml").write_text(yaml.safe_dump({"up": up}))
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SPECWIRE_")},

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deploy.stack.processes import descendants, end_tree
+from bench.harness.child import descendants, end_tree
 from tests.wait import eventually
 
 ROOT = Path(__file__).resolve().parents[2]

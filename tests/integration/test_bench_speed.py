@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bench.harness.child import descendants
 from bench.speed import rows, run
-from deploy.stack.processes import descendants
 from tests.bench.tiny import save_head, save_pair
 
 OURS = [f"--option={word}" for word in ("--runtime", "torch")]
@@ -111,11 +111,9 @@ def test_several_are_measured_beside_transformers_batches(tmp_path: Path, capsys
 @pytest.mark.bench
 @pytest.mark.timeout(600)
 def test_heads_that_are_not_there_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    corpus = tmp_path / "corpus.py"
-    corpus.write_text("def add(left, right):\n    return left + right\n" * 20)
-    words = ("--dtype", "float32", "--sessions", "1,2", "--pieces", "heads", "--corpus", str(corpus))
+    words = ("--dtype", "float32", "--sessions", "1,2", "--pieces", "heads")
     found = measured(tmp_path, "heads", capsys, *words, "--trained", str(tmp_path / "heads"))
-    expected = {rows.OFF, rows.DRAFTER, rows.TEXTS, rows.TABLE, rows.HEAD, rows.DEFAULT}
+    expected = {rows.OFF, rows.DRAFTER, rows.TEXTS, rows.HEAD, rows.DEFAULT}
     assert {(row, level) for _, row, level, _ in places(found)} == {(row, at) for row in expected for at in (1, 2)}
     assert why(found) == {("heads", kind): f"there is no head in {kind}" for kind in ("medusa", "mtp")}
     sources = {row["row"]: set(row["sources"]) for row in found["rows"]}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.child import descendants
 from bench.wan import run
 from bench.wan.disciplines import DISCIPLINES
-from deploy.stack.processes import descendants
 
 
 @pytest.mark.bench

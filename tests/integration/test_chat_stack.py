@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.stack.processes import descendants, end_tree
+from bench.harness.child import descendants, end_tree
 from tests.integration.stack_process import END_LIMIT, ROOT
 from tests.orchestrator.http.front import TEMPLATE
 from tests.wait import eventually
 
 CHAT = (sys.executable, "-m", "deploy", "chat")
-STACK = ("--target", "scripted:7", "--draft", "scripted:7:agree=0.8", "--no-ray")
+STACK = ("--target", "scripted:7", "--draft", "scripted:7:agree=0.8")
 
 
 @contextmanager

@@ -28,8 +28,8 @@ SOON_MS = 10_000
 # Until what a token is told of is drawn.
 SHOWN_MS = 1_000
 # Four draft tokens at a time, whatever pays: what there is to see does not hang on how busy the machine is.
-AT_WORK = json.dumps({"model": "scripted:7:agree=0.8:delay_ms=2", "num_speculative_tokens": 4})
-PAIR = ("--target", "scripted:7:delay_ms=40", "--speculative-config", AT_WORK)
+AT_WORK = ("--draft", "scripted:7:agree=0.8:delay_ms=2", "--plan", "lockstep:4", "--no-ngram")
+PAIR = ("--target", "scripted:7:delay_ms=40", *AT_WORK)
 # Its text repeats itself.
 COPYING = "scripted:7:vocab=64:memory=1:delay_ms=20"
 KINDS = ("accepted", "recovered", "bonus", "direct")
@@ -54,7 +54,7 @@ CELLS = "(table) => Array.from(table.rows, (row) => Array.from(row.cells, (cell)
 
 @pytest.fixture(scope="module")
 def ready() -> Iterator[dict[str, str]]:
-    with running("up", "--no-ray", "--json", "--listen", "127.0.0.1:0", *PAIR) as stack:
+    with running("up", "--json", "--listen", "127.0.0.1:0", *PAIR) as stack:
         yield json.loads(stack.line())
         stack.process.send_signal(signal.SIGINT)
         assert stack.wait(END_LIMIT) == 0, stack.said()
@@ -332,7 +332,7 @@ def test_beside_drafting_off_the_text_is_the_same(page: Page) -> None:
 
 def test_what_is_copied_from_the_text_has_a_lane_and_a_sentence(opened: Browser) -> None:
     """Where no drafter has a part in it, the page tells who had."""
-    words = ("up", "--no-ray", "--json", "--listen", "127.0.0.1:0", "--target", COPYING, "--no-draft")
+    words = ("up", "--json", "--listen", "127.0.0.1:0", "--target", COPYING, "--no-draft")
     with running(*words) as stack, opened.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(LIMIT_MS)

@@ -140,10 +140,9 @@ def test_too_many_are_refused(command: tuple[str, ...], owned: Parts) -> None:
     assert error == f"specwire {command[0]}: error: drafters-per-session: must be from 1 to 8, not 9\n"
 
 
-@pytest.mark.parametrize("host", [(), ("--no-ray",)], ids=["ray", "plain"])
-def test_a_stack_on_one_machine_with_two_drafters(host: tuple[str, ...]) -> None:
+def test_a_stack_on_one_machine_with_two_drafters() -> None:
     models = ("--target", f"{TARGET}:delay_ms=10", "--draft", GOOD, "--draft", POOR, "--drafters-per-session", "2")
-    with running("up", *models, *host, "--listen", "127.0.0.1:0", "--json") as stack:
+    with running("up", *models, "--listen", "127.0.0.1:0", "--json") as stack:
         address = json.loads(stack.line())["address"]
         assert told(address, lambda each: list(each) == [1, 2] and sum(one.accepted for one in each.values()))
         stack.process.send_signal(signal.SIGTERM)

@@ -26,7 +26,7 @@ GO = ROOT / "examples" / "go" / "build" / "client"
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    words = ("up", "--no-ray", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT)
+    words = ("up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT)
     with running(*words) as stack:
         yield str(json.loads(stack.line())["address"])
         stack.process.send_signal(signal.SIGINT)
@@ -88,6 +88,24 @@ def test_it_takes_thirty_lines() -> None:
 )
 def test_in_node(address: str, text: str) -> None:
     assert said_by("node", str(NODE / "client.js"), address, PROMPT) == text
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE / "node_modules").is_dir(),
+    reason="needs Node.js and what `make node` installs",
+)
+def test_leaving_and_coming_back_in_node(address: str, text: str) -> None:
+    """A client of another generator, written from proto/ and PROTOCOL.md: 64 bits are decimal strings there."""
+    told = json.loads(said_by("node", str(ROOT / "tests" / "integration" / "generation_client.js"), address))
+    cancelled, deadline_exceeded, not_found, data_loss = 1, 4, 5, 15
+    assert (told["whole"], told["reason"]) == (text, "FINISH_REASON_LENGTH")
+    assert told["cancelled"] == [0, "FINISH_REASON_CANCELLED"]
+    assert told["left"] == [cancelled, "FINISH_REASON_CANCELLED"]
+    assert told["late"] == [deadline_exceeded, "FINISH_REASON_DEADLINE"]
+    assert told["broken"] == [cancelled, True]
+    assert told["resumed"] == [0, True, text]
+    assert told["repeated"] == [True, text]
+    assert (told["other"], told["unknown"]) == (data_loss, {"code": not_found})
 
 
 @pytest.mark.skipif(

@@ -113,7 +113,7 @@ def test_an_edge_in_one_command(draft: str, owned: Parts, verifier: ServiceProce
 
 def test_both_models_of_files(files: dict[str, str]) -> None:
     models = ("--target", files["target"], "--draft", files["draft"], "--runtime", "llamacpp")
-    with running("up", "--no-ray", *models, "--no-ngram", *ANY_PORT, "--json") as command:
+    with running("up", *models, "--no-ngram", *ANY_PORT, "--json") as command:
         ready = json.loads(command.line() or f'"{command.said()}"')
         for part in ("-m verify_service", "-m draft_service"):
             assert "libllama" in Path(f"/proc/{command.pid_of(part)}/maps").read_text()
@@ -124,6 +124,6 @@ def test_both_models_of_files(files: dict[str, str]) -> None:
 
 
 def test_a_file_of_another_vocabulary_is_refused_by_name(files: dict[str, str]) -> None:
-    with running("up", "--no-ray", "--target", "scripted:1", "--draft", files["draft"], *ANY_PORT) as command:
+    with running("up", "--target", "scripted:1", "--draft", files["draft"], *ANY_PORT) as command:
         assert command.wait() == 1
         assert "vocabulary" in command.last_line()

@@ -50,7 +50,7 @@ def test_its_texts_are_those_of_a_process_for_each_service() -> None:
         assert one.wait(END_LIMIT) == 0, one.said()
         assert one.nothing_left(), one.family()
         assert "Traceback" not in one.said()
-    with running(*up("--no-ray", "--listen", "127.0.0.1:0")) as several:
+    with running(*up("--listen", "127.0.0.1:0")) as several:
         address = ready(several)["address"]
         assert len(several.family()) > 3
         assert texts(address) == found

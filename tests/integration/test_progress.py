@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import pytest
 
 import demo_pair
-from deploy.stack.processes import end_tree
+from bench.harness.child import end_tree
 from tests.integration.stack_process import END_LIMIT, ROOT, START_LIMIT, TARGET, running
 
-UP = ("up", "--no-ray", "--listen", "127.0.0.1:0", "--http", "none", "--target", TARGET)
+UP = ("up", "--listen", "127.0.0.1:0", "--http", "none", "--target", TARGET)
 
 
 def on_a_terminal(*words: str) -> tuple[str, str]:
@@ -94,7 +94,7 @@ TRAINING = """
 import itertools, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from demo_pair.train.draft import imitate
-from specwire.lm.training.distillation import Schedule
+from specwire.lm.training.loop import Schedule
 tiny = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 target, drafter = (LlamaForCausalLM(LlamaConfig(**tiny, tie_word_embeddings=True)) for _ in range(2))
 imitate(drafter, target.eval(), itertools.repeat(torch.ones(2, 17, dtype=torch.long)), Schedule(1e-3, 2, 20, 5))

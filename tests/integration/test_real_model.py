@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_named_model_answers_through_the_whole_stack() -> None:
     """Its tokenizer is made of the file's table."""
     real_model(SMOL)
-    words = ("up", "--no-ray", "--target", SMOL, "--runtime", "llamacpp", "--kv-type", "f16", "--slots", "2")
+    words = ("up", "--target", SMOL, "--runtime", "llamacpp", "--kv-type", "f16", "--slots", "2")
     with running(*words, "--no-draft", "--target-threads", "1", "--listen", "127.0.0.1:0", "--json") as command:
         ready = json.loads(command.line() or f'"{command.said()}"')
         assert ready["target"] == SMOL

@@ -18,7 +18,7 @@ TOKENS, NEAR_TIE = 48, 1e-4
 
 
 def test_both_models_on_openvino_give_the_text_of_torch() -> None:
-    up = ["up", "--json", "--no-ray", "--listen", "127.0.0.1:0", "--target", str(TARGET), "--draft", str(DRAFT)]
+    up = ["up", "--json", "--listen", "127.0.0.1:0", "--target", str(TARGET), "--draft", str(DRAFT)]
     lm = load_model(str(TARGET), slots=1)
     prompt = encode(load_tokenizer(lm.info.tokenizer_json), held_out_prompts()[0].text)
     with running(*up, "--runtime", "openvino") as command:
@@ -42,7 +42,7 @@ def test_both_models_on_openvino_give_the_text_of_torch() -> None:
 
 def test_by_default_a_stack_is_on_openvino_in_what_the_processor_computes() -> None:
     """Nothing is said of dtype and runtime; the services tell what they made of it."""
-    up = ["up", "--json", "--no-ray", "--listen", "127.0.0.1:0", "--target", str(TARGET), "--draft", str(DRAFT)]
+    up = ["up", "--json", "--listen", "127.0.0.1:0", "--target", str(TARGET), "--draft", str(DRAFT)]
     environment = {"SPECWIRE_DTYPE": "", "SPECWIRE_RUNTIME": ""}  # an empty variable counts as none
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():

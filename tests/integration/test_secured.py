@@ -184,7 +184,7 @@ def test_the_command_line_shows_a_token(serving: ServiceProcess, files: Files, o
 
 def test_up_takes_both(files: Files, owned: Parts) -> None:
     keys = files.private("clients-of-up", f"ada {ADA}\n")
-    flags = ("--target", TARGET, "--no-draft", "--no-ray", *files.listening(), "--api-keys", keys, "--grace", "0")
+    flags = ("--target", TARGET, "--no-draft", *files.listening(), "--api-keys", keys, "--grace", "0")
     address = owned.start("up", *flags).ready()
     with Client(address, tls=files.tls, token=ADA) as ada:
         done = ada.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)

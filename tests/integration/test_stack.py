@@ -9,11 +9,9 @@ import ipaddress
 import json
 import os
 import signal
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 
-import grpc
 import psutil
 import pytest
 
@@ -26,29 +24,17 @@ from tests.wait import asked_blocking, eventually
 PROMPT = "1 2 3"
 TOKENS = 150
 KILL_AFTER = 20
-# A method of each of Ray's processes that can be made to run code.
-RAY_METHODS = {
-    "gcs_server": "ActorInfoGcsService/RegisterActor",
-    "raylet": "NodeManagerService/RequestWorkerLease",
-    "ray::Verifier": "CoreWorkerService/PushTask",
-    "ray::Drafter": "CoreWorkerService/PushTask",
-}
-PARTS = {"--ray": ("ray::Verifier", "ray::Drafter"), "--no-ray": ("-m verify_service", "-m draft_service")}
+VERIFIER, DRAFTER = "-m verify_service", "-m draft_service"
 
 
-def up(*more: str) -> list[str]:
-    return ["up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT, *more]
-
-
-@pytest.fixture(scope="module", params=["--ray", "--no-ray"])
-def host(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def up() -> list[str]:
+    return ["up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT]
 
 
 @pytest.fixture(scope="module")
-def stack(host: str) -> Iterator[Command]:
-    """One stack for the tests of a host, ended by Ctrl-C at last."""
-    with running(*up(*([host] if host == "--no-ray" else []))) as command:
+def stack() -> Iterator[Command]:
+    """One stack for all tests, ended by Ctrl-C at last."""
+    with running(*up()) as command:
         yield command
         command.process.send_signal(signal.SIGINT)
         assert command.wait(END_LIMIT) == 0, command.said()
@@ -104,40 +90,6 @@ def test_every_process_listens_on_loopback_only(address: str, stack: Command) ->
     assert [each for each in found if not ipaddress.ip_address(each[1]).is_loopback] == []
 
 
-def test_ray_serves_only_who_has_the_stacks_own_token(address: str, stack: Command, host: str) -> None:
-    """Who may talk to Ray can run code as this user."""
-    assert address
-    tokens = list(stack.folder.glob("specwire-*/ray.token"))
-    assert len(tokens) == (host == "--ray")
-    for token in tokens:
-        assert (stat.S_IMODE(token.stat().st_mode), stat.S_IMODE(token.parent.stat().st_mode)) == (0o600, 0o700)
-    assert not (stack.folder / ".ray").exists()  # where Ray keeps the token of its own, which everybody can read
-    statuses = {
-        name: {status_without_token(port, method) for process, _, port in listeners(stack) if process == name}
-        for name, method in RAY_METHODS.items()
-    }
-    for name, seen in statuses.items():
-        assert seen <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}, (name, seen)
-        assert (grpc.StatusCode.UNAUTHENTICATED in seen) == (host == "--ray"), (name, seen)
-
-
-def status_without_token(port: int, method: str) -> grpc.StatusCode:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        try:
-            channel.unary_unary(f"/ray.rpc.{method}", bytes, bytes)(b"", timeout=20.0)
-        except grpc.RpcError as error:
-            code: grpc.StatusCode = error.code()
-            return code
-    return grpc.StatusCode.OK
-
-
-def test_services_give_way_to_nobody(address: str, stack: Command, host: str) -> None:
-    """Ray would have its workers run behind whatever else the machine does, their own clients among it."""
-    assert address
-    for part in PARTS[host]:
-        assert os.getpriority(os.PRIO_PROCESS, stack.pid_of(part)) == os.getpriority(os.PRIO_PROCESS, 0)
-
-
 def test_drafting_changes_no_token(address: str, plain: Completion) -> None:
     with Client(address) as client:
         drafted = asked_blocking(
@@ -157,20 +109,19 @@ def test_coupled_sampling_is_replayed_by_its_seed(address: str) -> None:
     assert drafted.tokens == again.tokens
 
 
-def test_a_killed_drafter_costs_no_token(address: str, stack: Command, host: str, plain: Completion) -> None:
-    completion = complete_with_a_kill(address, stack, PARTS[host][1])
+def test_a_killed_drafter_costs_no_token(address: str, stack: Command, plain: Completion) -> None:
+    completion = complete_with_a_kill(address, stack, DRAFTER)
     assert completion.tokens == plain.tokens
 
 
-def test_a_killed_verifier_comes_back(address: str, stack: Command, host: str, plain: Completion) -> None:
-    completion = complete_with_a_kill(address, stack, PARTS[host][0])
+def test_a_killed_verifier_comes_back(address: str, stack: Command, plain: Completion) -> None:
+    completion = complete_with_a_kill(address, stack, VERIFIER)
     assert completion.tokens == plain.tokens
 
 
-def test_a_drafter_that_was_killed_drafts_again(address: str, stack: Command, host: str, plain: Completion) -> None:
-    part = PARTS[host][1]
-    assert eventually(lambda: any(part in command for command in stack.family().values()), START_LIMIT)
-    os.kill(stack.pid_of(part), signal.SIGKILL)
+def test_a_drafter_that_was_killed_drafts_again(address: str, stack: Command, plain: Completion) -> None:
+    assert eventually(lambda: any(DRAFTER in command for command in stack.family().values()), START_LIMIT)
+    os.kill(stack.pid_of(DRAFTER), signal.SIGKILL)
 
     def drafts() -> bool:
         with Client(address) as client:
@@ -211,9 +162,7 @@ def test_ctrl_c_cancels_a_generation(address: str) -> None:
 
 def test_a_stack_may_serve_several_models() -> None:
     models = "scripted:7", "scripted:8"
-    with running(
-        "up", "--json", "--listen", "127.0.0.1:0", "--no-ray", "--target", models[0], "--also", models[1]
-    ) as up:
+    with running("up", "--json", "--listen", "127.0.0.1:0", "--target", models[0], "--also", models[1]) as up:
         ready = json.loads(up.line() or f'"{up.said()}"')
         assert set(ready["services"]) == {"verifier", "verifier-2"}
         with Client(ready["address"]) as client:

@@ -29,7 +29,7 @@ def test_demo_compares_texts_and_speeds(tmp_path: Path) -> None:
 def test_demo_for_scripts(tmp_path: Path) -> None:
     """One JSON object and nothing else."""
     (tmp_path / "prompts.json").write_text(json.dumps(PROMPTS))
-    words = ("--prompts", str(tmp_path / "prompts.json"), "--count", "1", "--max-tokens", "20", "--no-ray", "--json")
+    words = ("--prompts", str(tmp_path / "prompts.json"), "--count", "1", "--max-tokens", "20", "--json")
     with running("demo", *words, *PAIR) as command:
         assert command.process.stdout is not None
         told = json.loads(command.process.stdout.read())
@@ -43,7 +43,7 @@ def test_demo_for_scripts(tmp_path: Path) -> None:
 
 
 def test_generate_starts_a_stack_of_its_own_and_ends_it() -> None:
-    with running("generate", "1 2 3", "--max-tokens", "30", "--stop", "no such text", "--no-ray", *PAIR) as command:
+    with running("generate", "1 2 3", "--max-tokens", "30", "--stop", "no such text", *PAIR) as command:
         assert len(command.line().split()) == 30
         assert command.wait() == 0, command.said()
         assert "30 tokens in " in command.last_line()

@@ -16,13 +16,10 @@ from tests.wait import eventually
 
 ANY_PORT = ("--listen", "127.0.0.1:0")
 PAIR = ("--target", TARGET, "--draft", DRAFT)
-HOSTS = [(), ("--no-ray",)]
-HOST_NAMES = ["ray", "plain"]
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
-def test_sigterm_ends_it_in_order(host: tuple[str, ...]) -> None:
-    with running("up", *ANY_PORT, *PAIR, *host) as command:
+def test_sigterm_ends_it_in_order() -> None:
+    with running("up", *ANY_PORT, *PAIR) as command:
         assert command.line().startswith("specwire: ready on 127.0.0.1:")
         assert command.family()
         command.process.send_signal(signal.SIGTERM)
@@ -30,11 +27,10 @@ def test_sigterm_ends_it_in_order(host: tuple[str, ...]) -> None:
         assert command.nothing_left(), command.family()
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
 @pytest.mark.parametrize("processes", [1, 4])
-def test_ctrl_c_during_the_start(host: tuple[str, ...], processes: int) -> None:
+def test_ctrl_c_during_the_start(processes: int) -> None:
     """As soon as it says anything, and once so many of its processes run."""
-    with running("up", *ANY_PORT, *PAIR, *host) as command:
+    with running("up", *ANY_PORT, *PAIR) as command:
         assert eventually(lambda: bool(command.said()) and len(command.family()) >= processes, START_LIMIT)
         command.process.send_signal(signal.SIGINT)
         assert command.wait(END_LIMIT) in (0, 128 + signal.SIGINT)
@@ -42,9 +38,8 @@ def test_ctrl_c_during_the_start(host: tuple[str, ...], processes: int) -> None:
         assert "Traceback" not in command.said()
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
-def test_a_second_ctrl_c_ends_it_on_the_spot(host: tuple[str, ...]) -> None:
-    with running("up", *ANY_PORT, *PAIR, *host) as command:
+def test_a_second_ctrl_c_ends_it_on_the_spot() -> None:
+    with running("up", *ANY_PORT, *PAIR) as command:
         assert command.line()
         assert command.family()
         command.process.send_signal(signal.SIGINT)
@@ -54,9 +49,8 @@ def test_a_second_ctrl_c_ends_it_on_the_spot(host: tuple[str, ...]) -> None:
         assert "Traceback" not in command.said()
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
-def test_its_processes_die_with_it(host: tuple[str, ...]) -> None:
-    with running("up", *ANY_PORT, *PAIR, *host) as command:
+def test_its_processes_die_with_it() -> None:
+    with running("up", *ANY_PORT, *PAIR) as command:
         assert command.line()
         assert command.family()
         command.process.kill()
@@ -65,7 +59,7 @@ def test_its_processes_die_with_it(host: tuple[str, ...]) -> None:
 
 
 def test_a_dead_redis_ends_the_stack_with_a_reason() -> None:
-    with running("up", *ANY_PORT, *PAIR, "--no-ray") as command:
+    with running("up", *ANY_PORT, *PAIR) as command:
         assert command.line()
         os.kill(command.pid_of("redis-server"), signal.SIGKILL)
         assert command.wait(END_LIMIT) == 1
@@ -90,23 +84,22 @@ def test_a_port_in_use() -> None:
         )
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=HOST_NAMES)
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_an_unknown_model(host: tuple[str, ...], role: str) -> None:
+def test_an_unknown_model(role: str) -> None:
     models = {"target": TARGET, "draft": DRAFT, role: "./no/such/model"}
-    error = refused("up", *ANY_PORT, "--target", models["target"], "--draft", models["draft"], *host)
+    error = refused("up", *ANY_PORT, "--target", models["target"], "--draft", models["draft"])
     service = {"target": "verifier", "draft": "drafter"}[role]
     assert error.startswith(f"specwire up: error: {service}: ")
     assert "no/such/model" in error
 
 
 def test_redis_that_cannot_be_reached() -> None:
-    error = refused("up", *ANY_PORT, *PAIR, "--no-ray", "--redis-url", "redis://:secret@127.0.0.1:1/0")
+    error = refused("up", *ANY_PORT, *PAIR, "--redis-url", "redis://:secret@127.0.0.1:1/0")
     assert error.startswith("specwire up: error: redis-url: cannot use redis://:***@127.0.0.1:1/0: ")
 
 
 def test_a_log_that_cannot_be_kept_as_asked() -> None:
-    stack = ("up", *ANY_PORT, *PAIR, "--no-ray")
+    stack = ("up", *ANY_PORT, *PAIR)
     error = refused(*stack, "--durability", "memory")
     assert error.startswith("specwire up: error: durability: memory needs memory: as redis-url")
     error = refused(*stack, "--durability", "redis-fsync")
@@ -114,7 +107,7 @@ def test_a_log_that_cannot_be_kept_as_asked() -> None:
 
 
 def test_vocabularies_that_differ() -> None:
-    error = refused("up", *ANY_PORT, "--target", TARGET, "--draft", "scripted:7:vocab=32", "--no-ray")
+    error = refused("up", *ANY_PORT, "--target", TARGET, "--draft", "scripted:7:vocab=32")
     assert "vocabular" in error
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ from torch import nn
 from transformers import LlamaConfig, PreTrainedConfig
 
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM
+from specwire.lm.kv_cache import CachedLM, Runner, Sizes
 from specwire.lm.runners.deterministic import ALONE, WIDTHS, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import LlamaRunner
+from specwire.lm.runners.select import trial_of
+from specwire.lm.runners.trial import Trial
 from tests.lm.families import ALONE as ALIBI
 from tests.lm.families import SERVED, SLIDING
 from tests.lm.models import CONTEXT, ROTARY, VOCABULARY, build, config, save
@@ -136,5 +139,45 @@ def test_what_cannot_be_deterministic_is_refused(tmp_path: Path) -> None:
     folder = save(build(config("llama")), tmp_path)
     with pytest.raises(ModelError, match=r"deterministic: is known to hold on cpu only, not on meta"):
         load_model(folder, slots=1, device="meta", deterministic=True)
-    with pytest.raises(ModelError, match="deterministic needs torch"):
-        load_model(folder, slots=1, runtime="openvino", deterministic=True)
+
+
+class FickleRunner(DeterministicRunner):
+    """Rows from the tenth of a window on, or those behind another text's, come out a little different."""
+
+    def __init__(self, runner: Runner, slots: int, *, wide: bool, beside: bool) -> None:
+        super().__init__(runner, ALONE, slots)
+        self._wide, self._beside = wide, beside
+
+    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        rows = super().run(feeds)
+        if self._beside and len(feeds) > 1:
+            rows[-1] *= 1 + 2**-20
+        if self._wide:
+            rows[9:] *= 1 + 2**-20
+        return rows
+
+
+@pytest.mark.parametrize(("wide", "beside"), [(False, False), (True, False), (False, True)])
+def test_the_trial_at_load_finds_bits_that_depend_on_what_is_computed_together(wide: bool, beside: bool) -> None:
+    model, sizes = build(config("llama")), Sizes(2, CONTEXT, VOCABULARY)
+    runner = FickleRunner(LlamaRunner(model, 3, CONTEXT, VOCABULARY), 2, wide=wide, beside=beside)
+    assert trial_of(model, sizes).held(runner, 2) <= 1
+    assert runner.invariant is not (wide or beside)
+
+
+def test_openvino_serves_deterministically_where_a_trial_finds_that_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window that is computed as a prompt is has other bits, on any processor."""
+    folder = save(build(LONG), tmp_path)
+    how: Any = {"slots": 2, "dtype": "float32"}
+    monkeypatch.setattr(Trial, "is_invariant", lambda *_: True)
+    assert load_model(folder, runtime="openvino", deterministic=True, **how).info.runtime == "openvino"
+    monkeypatch.undo()
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.prompt_part", lambda feed: len(feed.tokens))
+    monkeypatch.setattr("specwire.lm.runners.openvino.runner.prompt_part", lambda feed: len(feed.tokens))
+    assert not load_model(folder, runtime="openvino", **how).info.deterministic
+    with pytest.raises(ModelError, match="deterministic: openvino rounds a row of this LlamaForCausalLM by what"):
+        load_model(folder, runtime="openvino", deterministic=True, **how)
+    instead = load_model(folder, runtime="auto", deterministic=True, **how)
+    assert (instead.info.runtime, instead.info.deterministic) == ("torch", True)

@@ -171,7 +171,8 @@ def test_options_of_llama_cpp_are_not_for_other_runtimes(tmp_path: Path) -> None
 def test_the_doctor_times_each_runtime_that_computes_the_file(tmp_path: Path) -> None:
     told = [each.text for each in measure(write(build(config("llama")), tmp_path / "a.gguf"), "float32")]
     assert [text.partition(":")[0] for text in told] == ["openvino", "llamacpp", "torch"]
-    assert re.fullmatch(r"torch: V\(1\) \d+\.\d ms, V\(4\) \d+\.\d ms, V\(8\) \d+\.\d ms", told[-1])
+    assert re.fullmatch(r"torch: V\(1\) \d+\.\d ms, V\(4\) \d+\.\d ms, V\(8\) \d+\.\d ms; guesses .*", told[-1])
+    assert all(text.endswith(("; guesses change no bit", "; guesses may tip near-ties")) for text in told)
 
 
 @pytest.mark.parametrize(

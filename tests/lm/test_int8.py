@@ -148,7 +148,6 @@ def test_rounding_and_dtype_are_in_the_fingerprint(tmp_path: Path, monkeypatch: 
     [
         ("gpt2", {}),
         ("llama", {"runtime": "torch"}),
-        ("llama", {"deterministic": True}),
         ("llama", {"compiled": True}),
         ("llama", {"heads": "self:skip=1"}),
     ],

@@ -162,10 +162,29 @@ def test_an_unknown_path_is_an_error_at_once(spec: str) -> None:
 
 
 def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="has no configuration that can be read"):
-        load_model(str(tmp_path), slots=1)
+    for name, told in (("of nothing", ""), ("of a file.gguf", "; name its file: .*of a file.gguf")):
+        (tmp_path / name).touch()
+        with pytest.raises(ModelError, match=rf"there is no file named config\.json in that directory{told}$"):
+            load_model(str(tmp_path), slots=1)
     with pytest.raises(ModelError, match="cannot be loaded as a causal model"):
         load_model(_saved_config(config("llama"), tmp_path), slots=1)
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    for content, told in (
+        (b"{}", "it is a file, and no .gguf file"),
+        (b"GGUF\3", "it is a GGUF file, whose name must end in"),
+    ):
+        (tmp_path / "model").write_bytes(content)
+        with pytest.raises(ModelError, match=f"model '{tmp_path}/model': {told}"):
+            load_model(str(tmp_path / "model"), slots=1)
+
+
+@pytest.mark.parametrize("spec", ["/no/such/model", "./modle"])
+def test_whatever_reads_a_model_says_that_it_is_not_there(spec: str) -> None:
+    """Trainers, which do not load it as services do, told what a name on the hub may look like."""
+    with pytest.raises(ModelError, match=f"^model '{spec}': there is no such directory$"):
+        outline(spec)
 
 
 def test_code_in_a_model_s_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +206,9 @@ def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_hub_model_that_cannot_be_had() -> None:
-    with pytest.raises(ModelError, match="'nobody/no-such-model' has no configuration"):
+    with pytest.raises(
+        ModelError, match="^model 'nobody/no-such-model' is no directory here, and as a name of the hub has no config"
+    ):
         load_model("nobody/no-such-model", slots=1)
 
 
@@ -277,8 +298,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "tokenizer_config.json cannot be read: must hold",
     ),
     "template": (replaced("chat_template.jinja", b"\xff\xfe"), r"chat_template\.jinja cannot be read: 'utf-8'"),
-    "weights": (replaced("model.safetensors", b"nonsense"), r"model\.safetensors cannot be read: .*header"),
-    "weights cut off": (cut, r"model\.safetensors cannot be read: .*incomplete"),
+    "weights": (replaced("model.safetensors", b"nonsense"), r"model\.safetensors cannot be read: its header would end"),
+    "no weights": (replaced("model.safetensors", b""), r"model\.safetensors cannot be read: it is empty"),
+    "a header cut off": (
+        replaced("model.safetensors", (90).to_bytes(8, "little") + b"{"),
+        r"model\.safetensors cannot be read: its header would end at byte 98, and it has 9; is it cut off\?",
+    ),
+    "a header of nothing": (
+        replaced("model.safetensors", (2).to_bytes(8, "little") + b"[]"),
+        r"model\.safetensors cannot be read: Error while deserializing header",
+    ),
+    "weights cut off": (cut, r"model\.safetensors cannot be read: it has \d+ of \d+ bytes; is it cut off\?"),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), r"there is no file named config\.json in"),
     "a part": (
         in_parts,
         "no file named model-00001-of-00002.safetensors, which model.safetensors.index.json",

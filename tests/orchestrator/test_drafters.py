@@ -9,6 +9,7 @@ from functools import partial
 import grpc
 import pytest
 
+from draft_service.sessions import Sessions
 from orchestrator.options import MOST_DRAFTERS, OrchestratorOptions
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer, known_by, share_host
 from orchestrator.pool import chosen_drafter
@@ -29,7 +30,7 @@ from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
 from tests.orchestrator.test_driver import SilentLink
-from tests.wait import until
+from tests.wait import asked, until
 
 FULL = code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
 
@@ -246,6 +247,27 @@ async def test_the_verifier_is_told_of_each_and_again_when_one_is_lost() -> None
         assert {(each.plan, each.shares_cores) for told in played.told() for each in told} == {("auto", False)}
         played.peers[0].on_down()
         assert [each.source for each in played.told()[-1]] == [2]
+
+
+@pytest.mark.parametrize("plan", ["lockstep:3", "stream:2,16", "auto", "off"])
+async def test_that_nothing_is_proposed_is_told_with_the_plan(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all were well it said "lockstep: fixed"."""
+    with monkeypatch.context() as silent:
+        silent.setattr(Sessions, "begin", lambda _: None)
+        async with stack(SLOW_TARGET, DRAFT, plan=plan) as running:
+            done = await asked(
+                lambda: running.client.complete(PROMPT, max_tokens=40), lambda told: told.stats.plan != ""
+            )
+    (drafter,) = done.stats.drafters
+    assert drafter.proposed == 0
+    assert drafter.plan == done.stats.plan
+    if not drafter.plan.startswith("off: "):
+        assert drafter.plan.endswith(", nothing proposed yet")
+    assert (
+        plan not in ("lockstep:3", "stream:2,16")
+        or drafter.plan == f"{plan.split(':')[0]}: fixed, nothing proposed yet"
+    )
+    assert plan != "off" or drafter.plan == "off: fixed"
 
 
 async def test_a_pace_comes_with_the_verdict_and_goes_on_with_its_tokens() -> None:

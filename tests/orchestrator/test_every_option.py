@@ -125,11 +125,12 @@ def told(done: Completion) -> tuple[object, ...]:
     return done.tokens, done.text, done.logprobs, done.finish_reason, done.prompt
 
 
-def cut(tokens: Sequence[int], stops: Sequence[str]) -> tuple[int, int] | None:
-    """How many tokens the first stop string that comes true needs, and where in their text it begins."""
-    for count in range(1, len(tokens) + 1):
-        text = " ".join(map(str, tokens[:count]))
-        begins = [text.index(stop) for stop in stops if stop in text]
+def cut(tokens: Sequence[int], stops: Sequence[str], least: int) -> tuple[int, int] | None:
+    """How many tokens the first stop string that counts needs, more than `least`, and where in their text it begins."""
+    for count in range(least + 1, len(tokens) + 1):
+        text, before = " ".join(map(str, tokens[:count])), len(" ".join(map(str, tokens[: count - 1])))
+        found = [text.find(stop, max(0, before - len(stop) + 1)) for stop in stops]
+        begins = [begin for begin in found if begin >= 0]
         if begins:
             return count, min(begins)
     return None
@@ -141,7 +142,7 @@ def check(wish: RequestOptions, done: Completion) -> None:
     sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=0)
     stopping = convert.stopping_from_wire(request.stopping)
     tokens, reports, reason = alone(SCRIPT, PROMPT, sampling, stopping)
-    stopped = cut(tokens[: len(tokens) - (reason is FinishReason.EOS)], wish.get("stop", ()))
+    stopped = cut(tokens[: len(tokens) - (reason is FinishReason.EOS)], wish.get("stop", ()), stopping.min_tokens)
     if stopped is not None:
         count, begin = stopped
         tokens, reports, reason = tokens[:count], reports[:count], FinishReason.STOP_STRING
@@ -186,7 +187,8 @@ def test_no_option_is_left_out() -> None:
     """`drafting` is asked for in four ways throughout, `n` below."""
     messages = (common_pb2.Sampling, common_pb2.Stopping, generation_pb2.GenerateRequest)
     fields = {name for message in messages for name in message.DESCRIPTOR.fields_by_name} - NO_OPTIONS
-    constraints = {"json_schema", "regex", "choices", "grammar"}  # tests/orchestrator/test_constrained.py
+    # tests/orchestrator/test_constrained.py, tests/orchestrator/http/test_thoughts.py
+    constraints = {"json_schema", "regex", "choices", "grammar", "constraint_behind"}
     assert fields == {*ALONE, *constraints, "rule", "drafting", "n"} - {"nothing"}
 
 

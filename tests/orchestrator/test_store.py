@@ -20,7 +20,6 @@ from orchestrator.store import (
     DeletedSession,
     Fenced,
     Gap,
-    KnownSession,
     MissingSession,
     SessionExists,
     SessionRecord,
@@ -593,37 +592,6 @@ async def test_a_session_is_in_its_models_roll_from_its_beginning(
             break
         await asyncio.sleep(0.01)
     assert told == [session_id]
-
-
-async def test_all_sessions_are_known_by_state_and_tenant(store: SessionStore) -> None:
-    known = {}
-    for name, private in (("running", False), ("ended", False), ("hidden", True), ("deleted", False)):
-        session_id = f"known-{name}-{id(store)}"
-        fence = await store.create(record_of(session_id, private=private, request_id=""), TTL)
-        if name in ("ended", "hidden"):
-            await store.append(session_id, fence, Append(3, (7,), (D,), End(FinishReason.LENGTH, "", 1)))
-        if name == "deleted":
-            await store.delete(session_id)
-    async for each in store.known_sessions():
-        if each.session_id.startswith("known-"):
-            known[each.session_id.split("-")[1]] = each._replace(session_id="")
-    assert known == {
-        "running": KnownSession("", "running", ("a tenant", False)),
-        "ended": KnownSession("", "ended", ("a tenant", False)),
-        "hidden": KnownSession("", "ended", ("a tenant", True)),
-        "deleted": KnownSession("", "deleted", None),
-    }
-
-
-async def test_while_sessions_are_told_others_come_and_go(store: SessionStore) -> None:
-    names = [(await started(store, f"one-of-many-{number}"))[0] for number in range(8)]
-    told = set()
-    async for each in store.known_sessions():
-        told.add(each.session_id)
-        if each.session_id == names[0]:
-            await store.delete(names[1])
-            await started(store, "late")
-    assert told >= {*names[:1], *names[2:]}
 
 
 async def test_the_end_of_a_log_is_read_from_a_position(store: SessionStore) -> None:

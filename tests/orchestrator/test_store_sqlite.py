@@ -466,9 +466,9 @@ async def test_a_log_of_a_later_version_is_refused(file: LogFile) -> None:
     store, _ = await one_log(file)
     await store.close()
     later = sqlite3.connect(file.at)
-    later.execute("PRAGMA user_version = 2")
+    later.execute("PRAGMA user_version = 3")
     later.close()
-    with pytest.raises(UnusableFile, match="version: this log has 2, this program reads 1"):
+    with pytest.raises(UnusableFile, match="version: this log has 3, this program reads 2"):
         SqliteStore(file.at)
     assert file.beside() == ["log"]
 

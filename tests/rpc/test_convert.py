@@ -63,6 +63,7 @@ constraints = st.one_of(
         lambda texts: Constraint(ConstraintKind.CHOICES, tuple(texts))
     ),
 )
+constraints |= st.builds(replace, constraints, behind=st.text(max_size=5))
 samplings |= st.builds(replace, samplings, constraint=constraints)
 float32 = st.floats(width=32, allow_nan=False)
 reports = st.builds(TokenLogprobs, float32, st.lists(st.tuples(uint32, float32), max_size=4).map(tuple))
@@ -112,6 +113,8 @@ def test_logprobs_that_are_no_numbers_are_refused(odd: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("message", "refusal"),
     [
+        (common_pb2.Sampling(constraint_behind="x"), "constraint_behind: needs a constraint"),
+        (common_pb2.Sampling(regex="a", constraint_behind="x" * 257), "constraint_behind: at most 256 bytes"),
         (
             common_pb2.Sampling(logprobs_of=common_pb2.LOGPROBS_OF_MODEL),
             "logprobs_of: says what logprobs are of, which",

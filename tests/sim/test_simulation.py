@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specwire.core.invalid import InvalidParameter
 from specwire.sim import (
     AUTO,
     CHAIN,
@@ -17,7 +18,6 @@ from specwire.sim import (
     RULE,
     Cell,
     InvalidCell,
-    InvalidPlan,
     Policy,
     best_textbook,
     fixed,
@@ -175,7 +175,7 @@ def test_policies_by_name() -> None:
     assert parse_policy("stream-wait:1,8") == stream_wait(1, 8)
     assert isinstance(parse_policy("stream:2,16,1"), Policy)
     for spec in ("fly", "textbook", "textbook:0", "stream-wait:x"):
-        with pytest.raises(InvalidPlan, match="policy: must be auto"):
+        with pytest.raises(InvalidParameter, match="policy: must be auto"):
             parse_policy(spec)
 
 
@@ -232,7 +232,7 @@ def test_ranks_without_their_scores_are_refused() -> None:
 def test_a_policy_may_say_how_far_it_branches() -> None:
     assert parse_policy("auto:1") == CHAIN
     assert parse_policy("auto:4").assigned(False, branching=True).plan == "auto:4"
-    with pytest.raises(InvalidPlan, match="policy: must be auto"):
+    with pytest.raises(InvalidParameter, match="policy: must be auto"):
         parse_policy("auto:0")
 
 

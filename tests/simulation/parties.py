@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from draft_service.dialler import DiallingDrafter
 from draft_service.server import RunningDrafter
+from draft_service.service import DrafterFigures, DraftServicer, LoadedDrafter
 from draft_service.service import DraftHandler as DraftHandler
-from draft_service.service import DraftServicer
-from draft_service.versions import DrafterFigures, LoadedDrafter, ServedDrafter
 from orchestrator import server as orchestrating
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
@@ -239,16 +238,16 @@ class DrafterParty(Party):
         drafter: Any = self.strand
         info = lm.described(hardware.place)
         handler = DraftHandler(drafter, info)
-        served = ServedDrafter(LoadedDrafter(drafter, handler, DrafterFigures()))
+        loaded = LoadedDrafter(drafter, handler, DrafterFigures())
         if self._dials:
-            self._services = [DiallingDrafter(served, each, None, self._token) for each in self._dials]
+            self._services = [DiallingDrafter(loaded, each, None, self._token) for each in self._dials]
             return
         servicer = DraftServicer(handler)
         server = SimServer()
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
         listening: Any = await self.world.network.listen(self.name, server)
         registrar = register_model(NOWHERE, Role.DRAFTER, lambda: info, listening.address, lambda: Load(0, 0, 0))
-        self._services = [RunningDrafter(served, servicer, listening, None, registrar, Renewal(()))]
+        self._services = [RunningDrafter(loaded, servicer, listening, None, registrar, Renewal(()))]
 
     def slow(self, factor: float) -> None:
         super().slow(factor)

@@ -77,7 +77,7 @@ def test_a_wrong_option_is_named(name: str, value: str, option: str) -> None:
 
 
 def up(*flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "deploy", "up", "--no-ray", "--target", TARGET, "--redis-url", "memory:"]
+    command = [sys.executable, "-m", "deploy", "up", "--target", TARGET, "--redis-url", "memory:"]
     listen = ["--listen", "127.0.0.1:0", "--http", "none", "--json", "--log-format", "json", "--log-level", "info"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("SPECWIRE_")}
     return subprocess.Popen(

@@ -134,6 +134,26 @@ def test_an_end_of_sequence_that_reads_like_text_is_none_before_the_text_may_end
     assert only(matcher)[[brackets, 1]].all()
 
 
+def test_a_mark_that_is_written_out_is_a_token_like_another() -> None:
+    """As `</think>` and `<tool_call>` of many models: beside other texts, in the middle of a text, behind a thought."""
+    known = json.loads(tokenizer().to_str())
+    end, hidden = VOCABULARY, VOCABULARY + 1
+    for token, name, special in ((end, "</think>", False), (hidden, "<hidden>", True)):
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        known["added_tokens"].append({"id": token, "content": name, "special": special, **flags})
+    grammars = Grammars(json.dumps(known).encode(), VOCABULARY + 2, (END,))
+    behind = grammars.begin(Constraint(ConstraintKind.CHOICES, ("ab",), "</think>"))
+    assert behind.take([*ids("why"), end]) == len(ids("why")) + 1
+    told = [tokenizer().decode([int(token)]) for token in np.flatnonzero(only(behind))]
+    assert {"a", "ab", "\n"} <= set(told)
+    assert all(re.fullmatch(r"[ \n]{0,4}(ab?)?", text) for text in told)
+    free = grammars.begin(regex("(?s:.*)"))
+    assert only(free)[[end, hidden]].tolist() == [True, False]
+    assert free.take([end, *ids("a"), END]) == 3
+    forced = grammars.begin(of(ConstraintKind.GRAMMAR, 'start: "</think>" /a?/'))
+    assert np.flatnonzero(only(forced)).tolist() == [end]
+
+
 def test_ids_that_the_tokenizer_does_not_have_never_stand() -> None:
     plain = sentencepiece_like()
     size = plain.get_vocab_size()

@@ -57,6 +57,24 @@ def test_rebuilding_in_one_push_gives_the_same_state(data: st.DataObject) -> Non
     assert step.length == once.length
 
 
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_stop_counts_that_is_completed_before_min_tokens(data: st.DataObject) -> None:
+    tokenizer = byte_level()
+    tokens = data.draw(st.lists(st.sampled_from([id_of(tokenizer, each) for each in "ab;"]), max_size=12))
+    stops = data.draw(st.lists(st.text("ab;", min_size=1, max_size=4), max_size=3))
+    least = data.draw(st.integers(0, 12))
+    text = tokenizer.decode(tokens)  # each token is one character
+    ends = [end for end in range(least + 1, len(text) + 1) if text[:end].endswith(tuple(stops))]
+    output = OutputText(tokenizer, stops, least)
+    release = output.push(tokens)
+    if ends:
+        start = min(ends[0] - len(stop) for stop in stops if text[: ends[0]].endswith(stop))
+        assert (release.text, release.kept, output.stopped_at) == (text[:start], ends[0], start)
+    else:
+        assert (release.text + output.finish(), release.kept, output.stopped_at) == (text, len(tokens), None)
+
+
 def test_a_peek_shows_what_may_begin_a_stop_but_nothing_of_a_complete_one() -> None:
     tokenizer = byte_level()
     output = OutputText(tokenizer, ["b;"])

@@ -19,7 +19,7 @@ from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.core.text import Stopping, hash_of
 from specwire.core.verify.session import Allowance
-from specwire.core.verify.table import KnownTexts
+from specwire.core.verify.shared_texts import ScopeTexts
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.law.sampler import LogitsSampler
 from verify_service.engine.engine import DETACH_GRACE_US, Engine, Rest
@@ -71,7 +71,7 @@ class Rig:
         runtime: str = TORCH,
         shares: TenantShares | None = None,
         text_memory: int = 0,
-        known: KnownTexts | None = None,
+        known: ScopeTexts | None = None,
         kv_memory: int | None = None,
         beside: Callable[[LanguageModel], LanguageModel] = lambda lm: lm,
     ) -> None:

@@ -14,7 +14,7 @@ from transformers import Qwen3_5TextConfig
 
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
-from specwire.core.policy.heads import HeadDepth
+from specwire.core.policy.heads import HeadDepth, HeadedText
 from specwire.core.policy.tunables import LEAST_BEHIND
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
@@ -40,7 +40,6 @@ from tests.verify_service.scripted_heads import (
 from verify_service.engine import calibration
 from verify_service.engine.calibration import calibrate_head
 from verify_service.engine.heads import HeadDrafting
-from verify_service.engine.messages import HeadRenewed
 from verify_service.metrics import families
 from verify_service.server import start
 from verify_service.service import report_to_wire
@@ -67,9 +66,11 @@ class CountedDepth(HeadDepth):
 
     chosen = 0
 
-    def choose(self, rates: Sequence[Sequence[float]], decoding: int, V: Callable[[int], float]) -> int:
+    def choose(
+        self, texts: Sequence[HeadedText], decoding: int, V: Callable[[int], float]
+    ) -> tuple[Sequence[int], int]:
         self.chosen += 1
-        return super().choose(rates, decoding, V)
+        return super().choose(texts, decoding, V)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
@@ -469,54 +470,6 @@ def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(capl
     assert [record.message for record in caplog.records if "head" in record.message] == [
         "the head failed, and is switched off: RuntimeError: a kernel is missing"
     ]
-
-
-@pytest.mark.parametrize("failed", [False, True], ids=["wrong", "failed"])
-def test_another_version_of_a_head_is_another_source(failed: bool) -> None:
-    """Sessions go on, and learn anew how good it is; it is asked although the one before it was bad, or failed."""
-    heads = ScriptedHeads(wrong)
-    rig, taken = rig_with(heads, growth=0.0), list[int]()
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    if failed:
-        heads.slowed = fail
-    for handle in range(2):
-        rig.open(handle, (*PROMPT, handle), max_tokens=200)
-    while len(rig.tokens.get(1, [])) < 100:
-        rig.step()
-    assert heads.stopped == failed
-    before = len(heads.asked)
-
-    def take() -> None:
-        taken.append(before)
-        heads.slowed, heads.tokens_at = lambda: None, lambda _length: right
-
-    sources = [held.session.head for held in rig.engine.roster]
-    rig.engine.inbox.put(HeadRenewed(take))
-    rig.step()
-    for held, source in zip(rig.engine.roster, sources, strict=True):
-        renewed = held.session.head
-        assert renewed is not None
-        assert source is not None
-        assert renewed is not source
-        if not failed:
-            assert renewed.acceptance.rates(1)[0] > source.acceptance.rates(1)[0]
-    rig.run()
-    assert taken == [before]
-    assert len(heads.asked) > before
-    for handle in range(2):
-        assert rig.tokens[handle] == oracle(rig.lm, (*PROMPT, handle), len(rig.tokens[handle]))
-        assert rig.outcomes[handle][100:].count(Outcome.ACCEPTED) > 20
-
-
-def test_a_verifier_without_a_head_takes_none() -> None:
-    rig = Rig(MODEL)
-    rig.engine.inbox.put(HeadRenewed(lambda: pytest.fail("there is nothing to take it")))
-    rig.open(0, PROMPT)
-    rig.run()
-    assert rig.finished
 
 
 def test_a_head_that_is_short_of_memory_is_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deploy.stack.processes import descendants
+from bench.harness.child import descendants
 from specwire.core.model import VLLM, Feed, ModelError, ModelLost, RankGroup
 from specwire.lm import load_model
 from specwire.lm.kv_cache import CachedLM

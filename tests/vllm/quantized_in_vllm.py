@@ -7,6 +7,7 @@ target's own modules with the same rounding. Run by the environment that `make s
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, load_model
-from specwire.lm.model_files import CONFIG, WEIGHTS, copy_beside
+from specwire.lm.model_files import CONFIG, WEIGHTS
 from specwire.lm.runners.select import DYNAMIC_TOLERANCE
 from specwire.text import load_tokenizer
 
@@ -53,7 +54,7 @@ def round_and_write(model: PreTrainedModel, folder: Path) -> None:
             tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"] = rounded.to(torch.int8), scale.clone()
             layer.weight.copy_(rounded * scale)
             layer.register_forward_pre_hook(lambda _, given: rounded_tokens(*given))
-    copy_beside(str(TARGET), folder)
+    shutil.copytree(TARGET, folder, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
     config = json.loads((folder / CONFIG).read_text())
     (folder / CONFIG).write_text(json.dumps({**config, "quantization_config": QUANTIZED}))

@@ -25,7 +25,7 @@ from specwire.core.policy.drafters import PlannedStep
 from specwire.core.policy.windows import Searchable, Share, StepCandidate, StepPlan, schedule, searched
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
-from specwire.core.verify.table import KnownTexts
+from specwire.core.verify.shared_texts import ScopeTexts
 from specwire.rpc.service_thread import Inbox, Stop, monotonic_us
 from specwire.telemetry.tally import SIZES, STEPS, Histogram, SpeculationCounts
 from verify_service.engine.batch import (
@@ -43,7 +43,6 @@ from verify_service.engine.messages import (
     Begun,
     Command,
     Decided,
-    HeadRenewed,
     LinkLost,
     QueuePatience,
     Report,
@@ -190,7 +189,7 @@ class Engine:
         drafting: HeadDrafting | None = None,
         shares: TenantShares | None = None,
         text_memory: int = 0,
-        known: KnownTexts | None = None,
+        known: ScopeTexts | None = None,
     ) -> None:
         """patient: see `specwire.core.policy.windows.schedule`; ngram and those after it: see `SessionManager`.
 
@@ -353,17 +352,8 @@ class Engine:
                 self._scorer.add(command)
             case TurnAway():
                 self.sessions.turn_away(command.message)
-            case HeadRenewed():
-                self._renew_head(command)
             case Stop():
                 self.stopped = True
-
-    def _renew_head(self, renewed: HeadRenewed) -> None:
-        """Another version is another source: what was learnt of the former one's guesses says nothing of its own."""
-        if self._drafting is not None:
-            renewed.take()
-            self._drafting.renew()
-            self.sessions.renew_head()
 
     def _sleep(self, rest: Rest) -> None:
         """Sleep until a command arrives or the rest is over."""

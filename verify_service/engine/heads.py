@@ -86,7 +86,6 @@ class HeadDrafting:
     """
 
     def __init__(self, heads: DraftingModel, depth: HeadDepth) -> None:
-        self._given = heads
         self._heads: DraftingModel | None = heads
         self._depth = depth
         # Memory was short when it last drafted, and until when it is left alone for that.
@@ -99,10 +98,6 @@ class HeadDrafting:
         self._features_us = self._drafts_us = self._ended_us = 0.0
         # Steps in which drafting is not thought of, and slots whose texts began when it last was.
         self._rest, self._beginning = 0, frozenset[int]()
-
-    def renew(self) -> None:
-        """The head has another version, which may work and pay although the former one did not."""
-        self.__init__(self._given, self._depth)  # type: ignore[misc]  # as at first
 
     @property
     def works(self) -> bool:

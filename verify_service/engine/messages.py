@@ -127,14 +127,7 @@ class TurnAway:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class HeadRenewed:
-    """The head beside the target has another version. take: has the model draft by it."""
-
-    take: Callable[[], None]
-
-
-Command = Tick | Begun | LinkLost | Scoring | TurnAway | HeadRenewed
+Command = Tick | Begun | LinkLost | Scoring | TurnAway
 
 
 # Reports

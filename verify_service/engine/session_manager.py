@@ -23,8 +23,7 @@ from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.references import ReferenceRoom, References
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
-from specwire.core.verify.shared_texts import ScopeTexts, SharedIndex, SharedTexts
-from specwire.core.verify.table import KnownTexts
+from specwire.core.verify.shared_texts import VOTED_PRIORS, ScopeTexts, SharedIndex, SharedTexts
 from specwire.core.verify.text_sources import NgramSource
 from verify_service.engine.batch import OUT_OF_MEMORY_MESSAGE
 from verify_service.engine.messages import (
@@ -60,7 +59,7 @@ class SessionManager:
         slot. offers: where outcomes of proposals are counted. head: sessions take what a head proposes. shares: what
         tenants may have; None where there are none. text_memory: bytes for texts of sessions, which others of their
         scope may be proposed, and as many again for requests' own references.
-        known: what else sessions may be proposed.
+        known: documents that sessions may be proposed, too.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class SessionManager:
         head: bool = False,
         shares: TenantShares | None = None,
         text_memory: int = 0,
-        known: KnownTexts | None = None,
+        known: ScopeTexts | None = None,
     ) -> None:
         self.roster = Roster()
         self.reports: Reports = {}
@@ -92,7 +91,7 @@ class SessionManager:
         self._shares = shares
         self._position_bytes = lm.kv_bytes // (lm.slots * lm.info.context)
         self._eos_ids = frozenset(lm.info.eos_ids)
-        self._known = known or KnownTexts(lm.info.vocabulary)
+        self._known = known
         self.texts = SharedTexts(text_memory, lambda scope: any(held.scope == scope for held in self.roster))
         self.references = ReferenceRoom(text_memory, self._held_references)
 
@@ -137,13 +136,6 @@ class SessionManager:
             deleted = self.roster.holder(session_id)
             if deleted is not None and deleted.session.references is not None:
                 deleted.session.references.drop()
-
-    def renew_head(self) -> None:
-        """The head has another version: how good it is all sessions learn anew."""
-        if self._head is not None:
-            self._head = learnt = HeadAcceptance()
-            for held in self.roster:
-                held.session.renew_head(learnt.of(held.session.sampling.temperature))
 
     def begun(self, begun: Begun) -> None:
         """Start a session whose constraint is compiled, or refuse it.
@@ -356,11 +348,13 @@ class SessionManager:
     def _others(self, opening: Opening, text: Sequence[int]) -> list[NgramSource]:
         """What else may be proposed behind a text."""
         shared = self._shared(opening)
-        known = self._known.sources(text)
-        if shared is None:
-            return known
-        index = SharedIndex(shared, text, opening.session_id)
-        return [NgramSource(text, index=index, learnt=shared.learnt[opening.sampling.temperature > 0.0]), *known]
+        found = []
+        if shared is not None:
+            index, drawn = SharedIndex(shared, text, opening.session_id), opening.sampling.temperature > 0.0
+            found.append(NgramSource(text, index=index, learnt=shared.learnt[drawn]))
+        if self._known is not None:  # what it learns of them no other session is told
+            found.append(NgramSource(text, index=SharedIndex(self._known, text), priors=VOTED_PRIORS))
+        return found
 
     def _learnt(self, opening: Opening) -> Sequence[AcceptanceByPosition] | None:
         """What its tenant's sessions found of guesses from their own texts. Another tenant is not told."""

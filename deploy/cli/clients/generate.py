@@ -286,7 +286,7 @@ def add_sampling_arguments(
     add = parser.add_argument_group("sampling").add_argument
     parser.set_defaults(default_max_tokens=max_tokens)
     add("--max-tokens", type=int, metavar="N", help=f"default: {max_tokens}, or as many as the context has room for")
-    add("--min-tokens", type=int, default=0, metavar="N", help="draw no id that ends the text before")
+    add("--min-tokens", type=int, default=0, metavar="N", help="let no id and no stop string end the text before")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
     add("--top-k", type=int, default=0, metavar="K", help="keep the K most probable tokens, 0 all")
     add("--top-p", type=float, default=1.0, metavar="P", help="keep the most probable mass P")

@@ -94,7 +94,7 @@ MEMINFO = Path("/proc/meminfo")
 # Extras of the package, what they bring, and what is missing without.
 EXTRAS = (
     ("lm", ("torch", "transformers", "safetensors"), "no model can be served on this machine"),
-    ("ray", ("ray",), "specwire up needs --no-ray"),
+    ("ray", ("ray",), "no specwire deploy"),
     ("openvino", ("openvino",), "no --runtime openvino"),
 )
 

@@ -17,15 +17,15 @@ import torch
 
 from deploy.cli.diagnosis.checks import Finding, bad, ok, warn
 from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, LLAMACPP, OPENVINO, TORCH, ModelError, is_gguf
-from specwire.lm import Feed, load_model
+from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.kv_memory import position_bytes, readable
-from specwire.lm.load import check_directory, native_dtype, native_precision
+from specwire.lm.load import native_dtype, native_precision
 from specwire.lm.pretrained import outline
 from specwire.lm.runners.hybrid import slot_state_bytes
 from specwire.lm.scripted import PREFIX, ScriptedLM
-from specwire.named_models import located
+from specwire.named_models import check_directory, located
 from specwire.text.tokenizer import TokenizerError, vocabulary_fingerprint
 from specwire.text.vocabulary_map import TokenTable, VocabularyMap
 
@@ -112,17 +112,18 @@ def measure(model: str, dtype: str) -> Iterator[Finding]:
     """V(1), V(4) and V(8) of each runtime that computes the model, by as many threads as PyTorch takes."""
     for runtime in (OPENVINO, LLAMACPP, TORCH):
         try:
-            times = _seconds_by_rows(model, dtype, runtime)
+            lm = load_model(model, slots=1, dtype=dtype, runtime=runtime, threads=torch.get_num_threads())
         except ModelError as error:
             yield ok("speed", f"{runtime}: {error}")
         else:
-            told = ", ".join(f"V({rows}) {1000 * seconds:.1f} ms" for rows, seconds in times.items())
-            yield ok("speed", f"{runtime}: {told}")
+            times = _seconds_by_rows(lm).items()
+            told = ", ".join(f"V({rows}) {1000 * seconds:.1f} ms" for rows, seconds in times)
+            bits = "guesses change no bit" if lm.info.deterministic else "guesses may tip near-ties"
+            yield ok("speed", f"{runtime}: {told}; {bits}")
 
 
-def _seconds_by_rows(model: str, dtype: str, runtime: str) -> dict[int, float]:
+def _seconds_by_rows(lm: LanguageModel) -> dict[int, float]:
     """The quickest of several forwards behind a text: other work of the machine can only add time."""
-    lm = load_model(model, slots=1, dtype=dtype, runtime=runtime, threads=torch.get_num_threads())
     ids = [(7 * at + 3) % lm.info.vocabulary for at in range(min(MEASURED_BEHIND, lm.info.context // 2) + 8)]
     behind, found = len(ids) - 8, dict.fromkeys(MEASURED_ROWS, math.inf)
     lm.forward([Feed(0, 0, ids[:behind], 1)])

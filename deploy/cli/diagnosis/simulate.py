@@ -7,7 +7,7 @@ import json
 import math
 import sys
 
-from specwire.core.messages import InvalidPlan
+from specwire.core.invalid import InvalidParameter
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.sim import (
     HEADS,
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         policies = [parse_policy(spec) for spec in args.policy or ("auto", "plain")]
         _check_head(args, policies)
         rows = _one(args, policies) if args.sessions is None else _pool(args, policies)
-    except (InvalidCell, InvalidPlan) as error:
+    except (InvalidCell, InvalidParameter) as error:
         print(f"specwire simulate: error: {error}", file=sys.stderr)
         return 2
     print(json.dumps({"simulated": rows}, indent=2) if args.json else _table(rows))

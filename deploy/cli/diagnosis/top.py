@@ -30,8 +30,8 @@ from specwire.rpc.keys import read_token
 from specwire.rpc.process import one_line, say, visible
 from specwire.rpc.server_options import check_listen
 from specwire.rpc.tls import ClientTls, client_tls
-from specwire.v1 import common_pb2, status_pb2_grpc
 from specwire.v1 import status_pb2 as pb
+from specwire.v1 import status_pb2_grpc
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A full-screen terminal, for a command that repeats its output.
@@ -266,19 +266,8 @@ def _peers(status: pb.GetStatusResponse) -> list[list[str]]:
     for peer in status.peers:
         trip = f"{peer.round_trip_us / 1000:.1f} ms" if peer.round_trip_us else NONE
         name = f"{kind_of(peer)} {peer.address}"
-        rows.append([name, state_of(peer), _places(peer), trip, peer.region or NONE, peer.trouble or _model(peer)])
+        rows.append([name, state_of(peer), _places(peer), trip, peer.region or NONE, peer.trouble or peer.model])
     return rows
-
-
-def _model(peer: pb.PeerStatus) -> str:
-    """Its model; of what learns the version, too, how good it and the one before it were, and its losses."""
-    learnt = peer.learnt
-    told = f"{peer.model}, head {learnt.version}" if learnt.version not in ("", peer.model) else peer.model
-    if learnt.HasField("acceptance_before") and learnt.HasField("acceptance_after"):
-        told += f" ({_percent(learnt.acceptance_before)} to {_percent(learnt.acceptance_after)})"
-    if learnt.HasField("loss_before") and learnt.HasField("loss_after"):
-        told += f", loss {learnt.loss_before:.3f} to {learnt.loss_after:.3f}"
-    return told
 
 
 def _places(peer: pb.PeerStatus) -> str:
@@ -316,12 +305,6 @@ def _duration(milliseconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 3600 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
-def _learnt(learnt: common_pb2.Learnt) -> dict[str, object]:
-    names = ("acceptance_before", "acceptance_after", "loss_before", "loss_after")
-    measured = {name: getattr(learnt, name) if learnt.HasField(name) else None for name in names}
-    return {"version": learnt.version, "tenants": list(learnt.tenants), **measured}
-
-
 def as_object(seen: StatusSample, before: StatusSample | None) -> dict[str, object]:
     """A look, as --json prints it."""
     status = seen.status
@@ -352,7 +335,6 @@ def as_object(seen: StatusSample, before: StatusSample | None) -> dict[str, obje
                 "round_trip_ms": peer.round_trip_us / 1000 or None,
                 "region": peer.region,
                 "others_sessions": peer.others_sessions,
-                "learnt": _learnt(peer.learnt) if peer.HasField("learnt") else None,
             }
             for peer in status.peers
         ],

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         answers=args.answers,
         tokens=args.tokens,
         apart=tuple(args.apart),
+        prompts=tuple(args.prompts),
         layers=tuple(args.layers),
         draft_vocabulary=args.draft_vocabulary,
         steps=args.steps,

@@ -12,10 +12,11 @@ from specwire.rpc.process import say
 # Tokens of a run; `specwire.lm.training.prompts` has it too, whose imports take seconds.
 APART = 13
 OWN_ANSWERS = f"""\
-Own answers are to turns that the target itself makes up behind its template's header of a user's turn, and to requests
-made of docstrings of permissively licensed packages that are installed here. They are kept in --answers, with the
-features that heads read, for `train-heads` and `train-drafter` alike: none is computed twice. --apart names files
-(.jsonl: "turns", "prompt", "question" or "text") that no text may share a run of {APART} tokens with.
+Own answers are to --prompts (.jsonl: "turns", "prompt", "question" or "text"), such as your users' own; then to turns
+that the target itself makes up behind its template's header of a user's turn, and to requests made of docstrings of
+permissively licensed packages that are installed here. They are kept in --answers, with the features that heads read,
+for `train-heads` and `train-drafter` alike: none is computed twice. --apart names files of the same kind that no text
+may share a run of {APART} tokens with.
 Every hundred steps are kept in --out, and a training that was ended goes on there, as do the answers."""
 EPILOG = f"""\
 An EAGLE-3 head learns the target's own answers.
@@ -40,6 +41,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--answers", type=Path, metavar="DIR", help="where own answers are kept (default: in --out)")
     add("--tokens", type=int, default=300_000, metavar="N", help="of own answers (default: %(default)s)")
+    add("--prompts", nargs="+", type=Path, default=[], metavar="FILE", help="what is asked first (default: none)")
     add("--apart", nargs="+", type=Path, default=[], metavar="FILE", help="what own answers may not overlap with")
     add("--out", required=True, type=Path, metavar="DIR", help="where it goes, and what is kept meanwhile")
     add("--steps", type=int, default=2000, metavar="N", help="of the training (default: %(default)s)")
@@ -64,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         answers=args.answers,
         tokens=args.tokens,
         apart=tuple(args.apart),
+        prompts=tuple(args.prompts),
         steps=args.steps,
         rows=args.rows,
         window=args.window,
@@ -114,5 +117,5 @@ def refused(args: argparse.Namespace, further: Sequence[str] = ()) -> str:
         return f"threads: must be at least 1, not {args.threads}"
     if not 0 < args.rate < 1:
         return f"rate: must be above 0 and below 1, not {args.rate:g}"
-    missing = next((path for path in args.apart if not path.exists()), None)
-    return "" if missing is None else f"apart: there is no {missing}"
+    named = [("apart", path) for path in args.apart] + [("prompts", path) for path in args.prompts]
+    return next((f"{option}: there is no {path}" for option, path in named if not path.exists()), "")

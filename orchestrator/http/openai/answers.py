@@ -20,8 +20,7 @@ from starlette.types import Receive, Scope, Send
 from orchestrator.admission import Aside
 from orchestrator.api.calls import Part
 from orchestrator.api.scores import PromptScores
-from orchestrator.chat.answer import call_id
-from orchestrator.chat.talk import ToolUse
+from orchestrator.chat.answer import AnswerForm, call_id
 from orchestrator.http.endpoint import Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.prompts import by_id, by_text, echoed, joined
@@ -32,14 +31,12 @@ from specwire.core.law.sampling import finite
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
 from specwire.text.tokenizer import TokenBytes
-from specwire.text.tool_calls.formats import ChatFamily
 from specwire.text.tool_calls.parser import (
     CallBegun,
     CallDelta,
     CallEnded,
     ContentDelta,
     OutputEvent,
-    OutputParser,
     ReasoningDelta,
     gathered,
 )
@@ -131,7 +128,7 @@ class ChatShape(PlainShape):
         return {"delta": {}}
 
     def answer(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}}
 
     def logprobs(self, told: TokenReport, names: TokenBytes) -> Json:
         pairs = zip(told.tokens, told.logprobs, strict=True)
@@ -154,22 +151,15 @@ class ParsedChatShape(ChatShape):
 
     resumable = False
 
-    def __init__(self, family: ChatFamily, tools: ToolUse, thinking: bool) -> None:
-        """thinking: the prompt has opened the model's reasoning."""
-        self._family = family
-        self._tools = tools
-        self._thinking = thinking
+    def __init__(self, form: AnswerForm) -> None:
+        self._form = form
         self._session = ""
-        self._called = False
-        self._parser = self._new_parser()
+        # A whole call was told; part of one that broke off was.
+        self._called = self._broke = False
+        self._parser = form.parser()
 
     def of_choice(self) -> ParsedChatShape:
-        return ParsedChatShape(self._family, self._tools, self._thinking)
-
-    def _new_parser(self) -> OutputParser:
-        functions = self._tools.functions
-        form = self._family.format if functions else None
-        return OutputParser(form, functions, self._thinking if self._family.thinks else None)
+        return ParsedChatShape(self._form)
 
     def begin(self, session_id: str) -> None:
         self._session = session_id
@@ -182,9 +172,9 @@ class ParsedChatShape(ChatShape):
         return delta if delta["delta"] else None
 
     def answer(self, text: str) -> Json:
-        parser = self._new_parser()
+        parser = self._form.parser()
         found = gathered([*parser.feed(text), *parser.finish()])
-        message: Json = {"role": "assistant", "content": found.content, "refusal": None}
+        message: Json = {"role": "assistant", "content": found.content, "refusal": None, "annotations": []}
         if found.reasoning:
             message["reasoning_content"] = found.reasoning
         if found.calls:
@@ -197,7 +187,7 @@ class ParsedChatShape(ChatShape):
         return {"message": message}
 
     def reason(self, reason: str | None) -> str | None:
-        return "tool_calls" if self._called and reason == "stop" else reason
+        return "tool_calls" if self._called and not self._broke and reason == "stop" else reason
 
     def _opening(self, index: int) -> Json:
         return {"id": call_id(self._session, index), "type": "function"}
@@ -220,6 +210,7 @@ class ParsedChatShape(ChatShape):
                     call["function"]["arguments"] += event.arguments
                 case CallEnded():
                     self._called |= event.whole
+                    self._broke |= not event.whole
         if calls:
             delta["tool_calls"] = list(calls.values())
         return {"delta": delta}
@@ -337,8 +328,9 @@ def _no_id() -> InvalidParameter:
 # Server-sent events (the WHATWG's HTML standard, section 9.2), as OpenAI's API ends them: with [DONE].
 
 DONE = b"data: [DONE]\n\n"
-# A line that every reader of events skips.
-COMMENT = b": nothing yet\n\n"
+# A line that every reader of events skips. No blank line follows: openai's clients take one for an event without data
+# once an `id` has come (Python), or always (Go), and fail.
+COMMENT = b": nothing yet\n"
 
 Leave = Callable[[], Awaitable[object]]
 HEADERS = [

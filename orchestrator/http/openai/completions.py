@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -11,12 +12,14 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from orchestrator.admission import MOST_REQUEST_ID
 from orchestrator.api.calls import merged
-from orchestrator.api.requests import check_copies, check_size, single_requests
+from orchestrator.api.requests import check_copies, check_size, checked_request_id, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
+from orchestrator.chat.answer import AnswerForm, demand
 from orchestrator.chat.fields import is_ids, shown
 from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import Talk, take_talk
+from orchestrator.chat.talk import take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.answers import (
@@ -36,11 +39,8 @@ from orchestrator.http.openai.answers import parse as parse_places
 from orchestrator.http.openai.prompts import scored
 from orchestrator.http.openai.requests import MOST_CHOICES, CompletionRequest, take_chat, take_completion
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.constraint import Constraint
-from specwire.rpc.convert import constraint_to_wire
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
-from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 REQUEST_ID = "x-specwire-request-id"
@@ -68,10 +68,10 @@ class Completions:
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
         prompt = await self._service.prompt(served, talk, aside)
-        shape = _chat_shape(served, talk, prompt)
-        constraint = await talk.tools.constraint(served.family, talk.opens_thought(prompt))
-        if constraint is not None:
-            demand(request.template.sampling, constraint)
+        form = AnswerForm.of(served.family, talk, prompt)
+        constraint = await talk.tools.constraint(served.family, form.thinking)
+        demand(request.template.sampling, constraint, form.thinking)
+        shape = ChatShape() if form.plain else ParsedChatShape(form)
         try:
             return await self._answer(call, shape, request, served, [prompt])
         except (InvalidParameter, StatusError) as error:
@@ -87,7 +87,8 @@ class Completions:
         fields = await self._service.fields(call)
         aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
         prompts = await aside(prompts_of, fields.take("prompt"))
-        request = take_completion(fields, call.headers.get(REQUEST_ID, ""))
+        lengths = self._service.orchestrator.options.lengths
+        request = take_completion(fields, call.headers.get(REQUEST_ID, ""), lengths.default)
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
         return await self._answer(call, CompletionShape(), request, served, prompts)
@@ -95,8 +96,8 @@ class Completions:
     async def _answer(
         self, call: Call, shape: AnswerShape, request: CompletionRequest, served: Served, prompts: Sequence[Prompt]
     ) -> ASGIApp:
-        for prompt in prompts:
-            check_size(prompt, served.target)  # before it is copied for each of its sessions
+        for prompt in prompts:  # before it is copied for each of its sessions
+            check_size(prompt, served.target, room=0 if request.scores_only else 1)
         requests = sessions_of(request, prompts)
         places = _places(call, request, len(requests), shape.resumable)
         handler, parent = self._service.handler, call.headers.get(TRACEPARENT, "")
@@ -144,21 +145,6 @@ class Completions:
                 yield told
 
 
-def _chat_shape(served: Served, talk: Talk, prompt: str) -> ChatShape:
-    if talk.tools.functions or served.family.thinks:
-        return ParsedChatShape(served.family, talk.tools, talk.opens_thought(prompt))
-    return ChatShape()
-
-
-def demand(sampling: common_pb2.Sampling, constraint: Constraint) -> None:
-    """Have the tools' grammar see to the text. InvalidParameter: another form is demanded as well."""
-    if sampling.WhichOneof("constraint"):
-        raise InvalidParameter(
-            "response_format", "contradicts tools that a grammar must see to: an answer has one form"
-        )
-    sampling.MergeFrom(constraint_to_wire(constraint))
-
-
 def prompts_of(value: object) -> list[Prompt]:
     """A string, a list of token ids, or several of either. InvalidParameter of `prompt`."""
     if isinstance(value, str):
@@ -186,9 +172,16 @@ def sessions_of(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[p
 
 
 def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.GenerateRequest]:
-    """The requests with ids of their own, where the request has one: an id stands for one session."""
+    """The requests with ids of their own, where the request has one: an id stands for one session.
+
+    A long one's digest stands for it, so that there is room for the number. Raises InvalidParameter.
+    """
+    checked_request_id(request_id)
+    stem = request_id
+    if len(f"{stem}{BETWEEN}{MOST_CHOICES}") > MOST_REQUEST_ID:
+        stem = hashlib.sha256(stem.encode()).hexdigest()
     for index, each in enumerate(requests):
-        each.request_id = request_id if len(requests) == 1 or not request_id else f"{request_id}{BETWEEN}{index}"
+        each.request_id = request_id if len(requests) == 1 or not request_id else f"{stem}{BETWEEN}{index}"
     return requests
 
 

@@ -141,6 +141,8 @@ def take_references(fields: Fields) -> list[pb.TextPart]:
 TEMPERATURE = 1.0
 # OpenAI's default for /v1/completions; a chat's answer may fill the context.
 COMPLETION_TOKENS = 16
+# Says of max_tokens: as many as fit, and as the service allows.
+AS_FITS, MOST_TOKENS = -1, (1 << 32) - 1
 # Sessions of one request, over all its prompts.
 MOST_CHOICES = 64
 MOST_TIMEOUT_S = 86_400.0
@@ -220,31 +222,40 @@ def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
     """All of a chat's fields but its messages, its tools and what its template takes."""
     sampling = _sampling(fields)
     wanted, top = fields.flag("logprobs"), fields.whole("top_logprobs", most=MOST_LOGPROBS)
-    if top is not None and not wanted:
+    if top and not wanted:
         raise InvalidParameter("top_logprobs", "needs logprobs")
     if wanted:
         sampling.logprobs = top or 0
-    stopping = _stopping(fields, _answer_tokens(fields))
+    stopping = _stopping(fields, _answer_tokens(fields), default=0)
     fields.fixed("modalities", ["text"])
     return _request(fields, sampling, stopping, request_id, wanted, echo=False)
 
 
-def _answer_tokens(fields: Fields) -> int:
-    """max_completion_tokens, which has replaced max_tokens; 0 for as many as fit."""
-    old, new = fields.whole("max_tokens", least=1), fields.whole("max_completion_tokens", least=1)
+def take_length(fields: Fields, name: str, least: int = 1) -> int | None:
+    """Tokens of an answer: from `least`, AS_FITS, or None where nothing is said."""
+    value = fields.whole(name, least=AS_FITS)
+    if value is not None and value != AS_FITS and value < least:
+        raise fields.invalid(name, f"must be at least {least}, or {AS_FITS} for as many as fit, not {value}")
+    return value
+
+
+def _answer_tokens(fields: Fields) -> int | None:
+    """max_completion_tokens, which has replaced max_tokens."""
+    old, new = take_length(fields, "max_tokens"), take_length(fields, "max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise InvalidParameter("max_tokens", f"{old} contradicts max_completion_tokens, {new}")
-    return new or old or 0
+    return old if new is None else new
 
 
-def take_completion(fields: Fields, request_id: str) -> CompletionRequest:
-    """All of a completion's fields but its prompt."""
+def take_completion(fields: Fields, request_id: str, default: int = 0) -> CompletionRequest:
+    """All of a completion's fields but its prompt. default: tokens where it says nothing; 0 for OpenAI's."""
     sampling = _sampling(fields)
     top, echo = fields.whole("logprobs", most=MOST_LOGPROBS), fields.flag("echo")
     if top is not None:
         sampling.logprobs = top
-    max_tokens, of_prompt = fields.whole("max_tokens"), fields.whole("prompt_logprobs", most=MOST_LOGPROBS)
-    stopping = _stopping(fields, 1 if max_tokens == 0 else max_tokens)
+    max_tokens = take_length(fields, "max_tokens", least=0)
+    of_prompt = fields.whole("prompt_logprobs", most=MOST_LOGPROBS)
+    stopping = _stopping(fields, 1 if max_tokens == 0 else max_tokens, default or COMPLETION_TOKENS)
     fields.fixed("suffix", "")
     n = fields.whole("n", least=1, most=MOST_CHOICES) or 1
     fields.fixed("best_of", n)
@@ -263,6 +274,9 @@ def take_completion(fields: Fields, request_id: str) -> CompletionRequest:
 
 def _check_scored(request: CompletionRequest) -> None:
     """Refuse what a prompt's log-probabilities cannot go with."""
+    least = request.template.stopping.min_tokens
+    if request.scores_only and least:
+        raise InvalidParameter("min_tokens", f"must be from 0 to max_tokens, which is 0, not {least}")
     if request.template.parent and (request.scores_only or request.scored is not None):
         field = "max_tokens" if request.scores_only else "logprobs" if request.echo else "prompt_logprobs"
         raise InvalidParameter(field, "of a prompt that goes on behind a parent is not served: give the whole prompt")
@@ -340,11 +354,12 @@ def _bias(fields: Fields) -> dict[int, float]:
     return bias
 
 
-def _stopping(fields: Fields, max_tokens: int | None) -> common_pb2.Stopping:
+def _stopping(fields: Fields, max_tokens: int | None, default: int) -> common_pb2.Stopping:
     """None: by default, as far as it fits."""
+    fits = max_tokens is None or max_tokens == AS_FITS
     return common_pb2.Stopping(
-        max_tokens=COMPLETION_TOKENS if max_tokens is None else max_tokens,
-        fit_context=max_tokens is None,
+        max_tokens=default if max_tokens is None else MOST_TOKENS if fits else max_tokens,
+        fit_context=fits,
         min_tokens=fields.whole("min_tokens"),
         stop_ids=fields.ids("stop_token_ids", MOST_STOP_IDS),
         ignore_eos=fields.flag("ignore_eos"),

@@ -20,15 +20,23 @@ from starlette.types import ASGIApp
 from orchestrator.admission import MOST_ITEMS
 from orchestrator.api.calls import merged
 from orchestrator.api.existing_sessions import cancel, delete, read_again, runs
+from orchestrator.chat.answer import demand
 from orchestrator.chat.fields import Fields, shown
 from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import Talk, take_talk
+from orchestrator.chat.talk import take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of
-from orchestrator.http.openai.answers import FAILURES, Events, EventStream
-from orchestrator.http.openai.completions import begun, demand
-from orchestrator.http.openai.requests import CompletionRequest, take_chat
-from orchestrator.http.openai.response_items import OutputItems, chat_choice, chat_tools, items_of, messages_of
+from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream
+from orchestrator.http.openai.completions import begun
+from orchestrator.http.openai.requests import take_chat, take_length
+from orchestrator.http.openai.response_items import (
+    OutputItems,
+    flat_name,
+    functions_of,
+    items_of,
+    messages_of,
+    served_tools,
+)
 from orchestrator.http.openai.usage import usage_of
 from orchestrator.session.stats import stats_of
 from orchestrator.sessions import END_LIMIT_S
@@ -56,7 +64,24 @@ SHARED = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "parallel_tool_calls", "user"),
     *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier", "timeout", "priority"),
     *("rule", "drafting", "specwire", "private", "ignore_eos", "min_tokens", "chat_template_kwargs"),
+    *("presence_penalty", "frequency_penalty"),
 )
+# What `include` may ask for: of tools that nobody calls here, of images, and reasoning that only its maker can read,
+# where ours is text.
+INCLUDED = (
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", "reasoning.encrypted_content"),
+    *("web_search_call.action.sources", "web_search_call.results"),
+)
+# Fields that a response repeats, with what holds where a request has none.
+DEFAULTS = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key")),
+}
+SUMMARIES = ("auto", "concise", "detailed")
 # What a chat's request calls some of a response's fields.
 NAMES = {
     "messages": "input",
@@ -114,8 +139,17 @@ class ResponseNote:
 
     def _functions(self) -> list[ToolFunction]:
         """Those that may be called, with their parameters as the response repeats them."""
-        tools = {each["name"]: each.get("parameters") or {} for each in self.shown["tools"]}
+        known = functions_of(self.shown["tools"])
+        tools = {flat_name(namespace, each["name"]): each.get("parameters") or {} for namespace, each in known}
         return [ToolFunction(name, tools.get(name, {})) for name in self.names]
+
+    def namespaced(self) -> dict[str, Json]:
+        """As `OutputItems` takes them."""
+        return {
+            flat_name(namespace, each["name"]): {"name": each["name"], "namespace": namespace}
+            for namespace, each in functions_of(self.shown["tools"])
+            if namespace is not None
+        }
 
 
 class ResponseAnswer:
@@ -129,14 +163,16 @@ class ResponseAnswer:
         self._note = note
         self._served = served
         self._created = int(created)
-        self._items = OutputItems(session_id)
+        self._ended = 0
+        self._items = OutputItems(session_id, note.namespaced())
         self._parser = note.parser(served.family)
 
     def add(self, text: str) -> Iterator[Json]:
         yield from self._items.take(self._parser.feed(text))
 
-    def finish(self, reason: common_pb2.FinishReason, message: str, stats: pb.Stats) -> Iterator[Json]:
-        self.reason, self.message, self.stats = reason, message, stats
+    def finish(self, reason: common_pb2.FinishReason, message: str, stats: pb.Stats, ended: float) -> Iterator[Json]:
+        """ended: Unix time, in seconds."""
+        self.reason, self.message, self.stats, self._ended = reason, message, stats, int(ended)
         yield from self._items.take(self._parser.finish())
         yield from self._items.end(self.status == "completed")
 
@@ -155,6 +191,7 @@ class ResponseAnswer:
             "id": PREFIX + self.session_id,
             "object": "response",
             "created_at": self._created,
+            "completed_at": self._ended if status == "completed" else None,
             "status": status,
             "background": False,
             "error": {"code": "server_error", "message": message} if status == "failed" else None,
@@ -164,6 +201,8 @@ class ResponseAnswer:
             "usage": None if status == "in_progress" else _usage(self.stats),
             "store": self._note.store,
             "truncation": "disabled",
+            "service_tier": "default",
+            "top_logprobs": 0,
             **self._note.shown,
         }
 
@@ -219,8 +258,9 @@ class Responses:
             request.template.parent, request.template.whole_prompt = _session_of(previous), True
         served = await self._service.served_for(request.template, call.tenant)
         prompt = await self._service.prompt(served, talk, self._admission.of(call.tenant, size))
-        await _constrain(request, talk, served, prompt)
-        note = replace(note, names=[each.name for each in talk.tools.functions], thinking=talk.opens_thought(prompt))
+        thinking = talk.opens_thought(prompt, served.family)
+        demand(request.template.sampling, await talk.tools.constraint(served.family, thinking), thinking)
+        note = replace(note, names=[each.name for each in talk.tools.functions], thinking=thinking)
         asked = request.for_prompt(prompt)
         asked.note = await self._admission.aside(call.tenant, size, str, note)
         seeds = await self._service.handler.seeds.of(request.template, call.tenant)
@@ -239,7 +279,7 @@ class Responses:
                 if isinstance(part, pb.Started):
                     answer = self._begun(note, served, part)
                 elif answer is not None:
-                    list(_told(answer, part))
+                    list(self._told(answer, part))
         if answer is None:
             raise Failure(500, "the session told nothing", "server_error")
         if answer.reason in FAILURES:
@@ -247,7 +287,7 @@ class Responses:
         return JSONResponse(answer.body())
 
     async def _stream(self, events: Events, note: ResponseNote, served: Served) -> AsyncGenerator[bytes, None]:
-        """Typed events, each with its number. A failure is the last one."""
+        """Typed events, each with its number. Behind a failure's comes the response as it failed."""
         number, answer = 0, None
 
         def sent(told: Json) -> bytes:
@@ -264,19 +304,39 @@ class Responses:
                         for kind in ("response.created", "response.in_progress"):
                             yield sent({"type": kind, "response": answer.body()})
                     elif answer is not None:
-                        for told in _told(answer, part):
+                        for told in self._told(answer, part):
                             yield sent(told)
-            if answer is not None:
-                kind = LAST_EVENT.get(answer.status, "response.failed")
-                yield sent({"type": kind, "response": answer.body()})
         except Exception as error:
             failure = failure_of(error)
-            yield sent({"type": "error", "code": failure.code, "message": failure.message, "param": failure.param})
+            told = {"code": failure.code, "message": failure.message, "param": failure.param}
+            # OpenAI's events have these themselves, those of Open Responses in an object: its clients know both.
+            yield sent({"type": "error", **told, **failure.body()})
+            if answer is not None:
+                for event in answer.finish(common_pb2.FINISH_REASON_ERROR, failure.message, answer.stats, time.time()):
+                    yield sent(event)
+        if answer is not None:
+            kind = LAST_EVENT.get(answer.status, "response.failed")
+            yield sent({"type": kind, "response": answer.body()})
+        yield DONE
 
     def _begun(self, note: ResponseNote, served: Served, started: pb.Started) -> ResponseAnswer:
         driver = self._service.orchestrator.sessions.get(started.session_id)
         created = time.time() if driver is None else driver.view.record.created
         return ResponseAnswer(note, served, started.session_id, created)
+
+    def _told(self, answer: ResponseAnswer, part: object) -> Iterator[Json]:
+        match part:
+            case pb.Chunk():
+                yield from answer.add(part.text)
+            case pb.Finished():
+                yield from answer.add(part.text)
+                ended = self._ended(answer.session_id) or time.time()
+                yield from answer.finish(part.reason, part.message, part.stats, ended)
+
+    def _ended(self, session_id: str) -> float:
+        """When a session that is known here has ended, in Unix time; 0 where that is not known."""
+        driver = self._service.orchestrator.sessions.get(session_id)
+        return 0.0 if driver is None else driver.view.ended_at
 
     async def _forgotten(self, events: Events) -> Events:
         """The same events; once they are over, or nobody wants them, the session is deleted."""
@@ -290,6 +350,10 @@ class Responses:
         finally:
             if session_id:
                 self._service.soon(delete(self._service.orchestrator, session_id))
+
+    async def compact(self, call: Call) -> ASGIApp:
+        """OpenAI's API has this beside the paths of responses, whose method it would be refused for."""
+        raise Failure(404, "compaction is not served: send the conversation as it is", INVALID, None, "not_found")
 
     # Those that are there
 
@@ -358,33 +422,26 @@ class Responses:
         record, orchestrator = stored.record, self._service.orchestrator
         served = self._service.served(orchestrator.pool.models.name_of(record))
         answer = ResponseAnswer(note, served, record.session_id, record.created)
-        text = OutputText(orchestrator.pool.models.tokenizer_of(record), record.stop)
+        tokenizer = orchestrator.pool.models.tokenizer_of(record)
+        text = OutputText(tokenizer, record.stop, record.stopping.min_tokens)
         driver = orchestrator.sessions.get(record.session_id)
         known = stats_of(driver.view.stats, len(record.prompt)) if driver is not None else _counted(stored)
-        await self._admission.aside(tenant, size, _tell_again, answer, stored, text, known)
+        ended = self._ended(record.session_id) or stored.ended or 0.0
+        await self._admission.aside(tenant, size, _tell_again, answer, stored, text, known, ended)
         return answer
 
 
-def _tell_again(answer: ResponseAnswer, stored: StoredSession, text: OutputText, known: pb.Stats) -> None:
+def _tell_again(answer: ResponseAnswer, stored: StoredSession, text: OutputText, known: pb.Stats, ended: float) -> None:
     list(answer.add(text.push(stored.tokens).text))
     if stored.reason is not None:
         list(answer.add(text.finish()))
-        list(answer.finish(convert.reason_to_wire(stored.reason), "", known))
+        list(answer.finish(convert.reason_to_wire(stored.reason), "", known, ended))
 
 
 def _text_bytes(item: Json) -> int:
     """About as many as it is told in."""
     texts = (item.get("content"), item.get("output"), item.get("arguments"))
     return ITEM_BYTES + sum(len(each) if isinstance(each, str) else ITEM_BYTES for each in texts)
-
-
-def _told(answer: ResponseAnswer, part: object) -> Iterator[Json]:
-    match part:
-        case pb.Chunk():
-            yield from answer.add(part.text)
-        case pb.Finished():
-            yield from answer.add(part.text)
-            yield from answer.finish(part.reason, part.message, part.stats)
 
 
 def _counted(stored: StoredSession) -> pb.Stats:
@@ -405,62 +462,64 @@ def _session_of(response: str) -> str:
     return response.removeprefix(PREFIX)
 
 
-async def _constrain(request: CompletionRequest, talk: Talk, served: Served, prompt: str) -> None:
-    constraint = await talk.tools.constraint(served.family, talk.opens_thought(prompt))
-    if constraint is not None:
-        demand(request.template.sampling, constraint)
-
-
 def _as_chat(fields: Fields, items: list[Json]) -> tuple[Fields, Json]:
     """The request as a chat's, and what a response repeats of it. InvalidParameter names what is not served."""
     instructions, metadata = fields.text("instructions"), fields.inner("metadata")
-    tools, choice = fields.take("tools"), fields.take("tool_choice")
-    most, form, effort = fields.whole("max_output_tokens", least=1), _text_format(fields), _effort(fields)
-    fields.fixed("truncation", "disabled")
+    tools, choice = served_tools(fields.take("tools")), fields.take("tool_choice")
+    most, text, reasoning = take_length(fields, "max_output_tokens"), _text(fields), _reasoning(fields)
+    most_calls = fields.whole("max_tool_calls", least=1)  # of tools that the server runs: there are none
+    fields.choice("truncation", ("auto", "disabled"))  # what is too long is refused
     fields.fixed("background", False)
-    fields.fixed("include", [])
     fields.fixed("top_logprobs", 0)
-    options = fields.inner("stream_options")
-    if options is not None:
-        options.flag("include_obfuscation")  # nothing is added to hide lengths
-        options.end()
+    fields.inner("client_metadata")  # without effect
+    _check_included(fields)
+    _stream_options(fields)
     shared = {name: fields.take(name) for name in SHARED if name in fields.names()}
     chat = {
         **shared,
         "messages": messages_of(items, instructions),
-        "tools": chat_tools(tools),
-        "tool_choice": chat_choice(choice),
+        "tools": tools.chat,
+        "tool_choice": tools.choice(choice),
         "max_completion_tokens": most,
-        "response_format": _chat_format(form),
-        "reasoning_effort": effort,
+        "response_format": _chat_format(text["format"]),
+        "reasoning_effort": reasoning["effort"],
     }
     told = {
         "instructions": instructions,
         "metadata": {name: metadata.text(name) for name in metadata.names()} if metadata is not None else {},
-        "tools": tools or [],
+        "tools": tools.told,
         "tool_choice": choice or "auto",
         "parallel_tool_calls": shared.get("parallel_tool_calls", True),
         "max_output_tokens": most,
-        "temperature": shared.get("temperature", 1.0),
-        "top_p": shared.get("top_p", 1.0),
-        "text": {"format": form},
-        "reasoning": {"effort": effort, "summary": None},
-        "user": shared.get("user"),
+        "max_tool_calls": most_calls,
+        **{name: shared.get(name, value) for name, value in DEFAULTS.items()},
+        "text": text,
+        "reasoning": reasoning,
     }
     return Fields(chat), told
 
 
-def _text_format(fields: Fields) -> Json:
-    """`text.format`, as a response has it."""
-    inner = fields.inner("text")
-    if inner is None:
-        return {"type": "text"}
-    form = inner.take("format")
-    inner.text("verbosity")  # without effect
+def _check_included(fields: Fields) -> None:
+    for name in fields.texts("include", MOST_ITEMS):
+        if name not in INCLUDED:
+            raise InvalidParameter("include", f"{shown(name)} is not served")
+
+
+def _stream_options(fields: Fields) -> None:
+    options = fields.inner("stream_options")
+    if options is not None:
+        options.flag("include_obfuscation")  # nothing is added to hide lengths
+        options.end()
+
+
+def _text(fields: Fields) -> Json:
+    """`text`, as a response has it."""
+    inner = fields.inner("text") or Fields({})
+    form, verbosity = inner.take("format"), inner.text("verbosity")  # the latter without effect
     inner.end()
     if form is not None and not isinstance(form, dict):
         raise InvalidParameter("text.format", f"must be an object, not {shown(form)}")
-    return form or {"type": "text"}
+    return {"format": form or {"type": "text"}, **({"verbosity": verbosity} if verbosity else {})}
 
 
 def _chat_format(form: Json) -> Json:
@@ -470,13 +529,12 @@ def _chat_format(form: Json) -> Json:
     return {"type": "json_schema", "json_schema": {name: each for name, each in form.items() if name != "type"}}
 
 
-def _effort(fields: Fields) -> str | None:
-    inner = fields.inner("reasoning")
-    if inner is None:
-        return None
-    effort = inner.text("effort")
+def _reasoning(fields: Fields) -> Json:
+    """`reasoning`, as a response has it. Nothing is summarised: reasoning is told whole."""
+    inner = fields.inner("reasoning") or Fields({})
+    told = {"effort": inner.text("effort"), "summary": inner.choice("summary", SUMMARIES)}
     inner.end()
-    return effort
+    return told
 
 
 def _missing(response: str, field: str) -> Failure:

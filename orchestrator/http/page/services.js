@@ -30,8 +30,8 @@ function show(of, known) {
   of("served").textContent = known.target.model;
   of("served").title = `${known.target.vocabulary} tokens, contexts of ${known.context}`;
   of("parts").replaceChildren(
-    ...known.verifiers.map((one) => part(`verifier${learnt(one, ", head ")}`, one, one.draining ? "draining" : "up")),
-    ...known.drafters.map((one) => part(`drafter ${one.learnt ? learnt(one, "") : one.model}`, one, "up")),
+    ...known.verifiers.map((one) => part("verifier", one, one.draining ? "draining" : "up")),
+    ...known.drafters.map((one) => part(`drafter ${one.model}`, one, "up")),
     log(known),
   );
   of("sessions").replaceChildren(...known.sessions.map((one) => row([one.id, one.state, `${one.tokens}`, one.plan])));
@@ -43,16 +43,6 @@ function part(name, one, state) {
   const made = row([name, one.up ? state : "down", sessions, milliseconds(one.round_trip_us), milliseconds(one.forward_us)]);
   made.className = one.up ? state : "down";
   return made;
-}
-
-// The version of what learns, and how good it and the one before it were when it came.
-function learnt({ learnt }, before) {
-  if (!learnt) return "";
-  const from = (name, words) => {
-    const [then, now] = [learnt[`${name}_before`], learnt[`${name}_after`]];
-    return then === null || now === null ? "" : `, ${words} ${then.toFixed(2)} → ${now.toFixed(2)}`;
-  };
-  return before + learnt.version + from("acceptance", "accepted") + from("loss", "loss");
 }
 
 function log({ durability, log_trouble }) {

@@ -16,10 +16,11 @@ export async function follow(request, key, signal, take) {
     const { done, value } = await reader.read();
     if (done) throw new Refused("the stream broke");
     held += value;
-    const events = held.split("\n\n");
-    held = events.pop();
-    for (const event of events) {
-      const data = event.replace(/^data: /, "");
+    const lines = held.split("\n");
+    held = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data: ")) continue; // a comment, or an event's end
+      const data = line.slice("data: ".length);
       if (data === "[DONE]") return;
       const told = JSON.parse(data);
       if (told.type === "error") throw new Refused(told.message);

@@ -21,6 +21,8 @@ from specwire.core.text import Stopping
 # Most bytes of a constraint's texts together, in UTF-8.
 MOST_BYTES = 1 << 16
 MOST_CHOICES = 1024
+# Of what the form stands behind.
+MOST_BEHIND_BYTES = 256
 
 # Whether each id may stand at a place: (vocabulary,).
 Mask = npt.NDArray[np.bool_]
@@ -39,11 +41,13 @@ class ConstraintKind(StrEnum):
 class Constraint:
     """The output, up to its end of sequence, is one of the texts that this describes.
 
-    texts: the schema as JSON, the expression, the grammar (Lark); of choices each.
+    texts: the schema as JSON, the expression, the grammar (Lark); of choices each. behind: the form begins behind the
+    first occurrence of this text, and up to 4 spaces and line feeds; what stands before is free.
     """
 
     kind: ConstraintKind
     texts: tuple[str, ...]
+    behind: str = ""
 
     def __post_init__(self) -> None:
         most = MOST_CHOICES if self.kind is ConstraintKind.CHOICES else 1
@@ -54,6 +58,8 @@ class Constraint:
         size = sum(len(self._encoded(text)) for text in self.texts)
         if size > MOST_BYTES:
             raise self.invalid(f"at most {MOST_BYTES} bytes are allowed, not {size}")
+        if len(self._encoded(self.behind)) > MOST_BEHIND_BYTES:
+            raise InvalidParameter("constraint_behind", f"at most {MOST_BEHIND_BYTES} bytes are allowed")
         if self.kind is ConstraintKind.JSON_SCHEMA:
             self._check_schema()
 

@@ -265,11 +265,6 @@ class VerifySession:
         """Time spent since a window was last tested."""
         return self.ledger.elapsed_us - self.tested_us
 
-    def renew_head(self, learnt: AcceptanceByPosition) -> None:
-        """Where a head's tokens are taken, it is another source from now on, of which this is known."""
-        if self.head is not None:
-            self.head = HeadSource(self.text.tokens, learnt)
-
     def offer(self, proposal: Proposal) -> Offer:
         return self.chains.offer(proposal, self.text)
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from specwire.core.model import ModelError
-from specwire.lm.model_files import INDEX, WEIGHTS, files_named
+from specwire.lm.model_files import INDEX, WEIGHTS, files_named, opened
 
 CONFIG = "config.json"
 # Types of numbers that weights, and lists of ids, may be stored in.
@@ -199,7 +199,7 @@ class Tensors:
 def tensor_names(path: Path) -> list[str]:
     """Of a safetensors file. Raises ModelError."""
     try:
-        with safe_open(path, "pt") as file:
+        with opened(path) as file:
             return list(file.keys())
     except Exception as error:  # what a broken file can raise is many things
         raise ModelError(f"{path}: cannot be read: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ from specwire.lm.heads.slots import waiting_bytes
 from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
-from specwire.versions import HEAD, Current, VersionError, VersionFolder
 
 # Makes a head over so many slots of so many positions, whose keys and values have a dtype, beside a runtime's target.
 HeadFactory = Callable[[int, int, torch.dtype, str], Head]
@@ -33,8 +31,7 @@ HeadFactory = Callable[[int, int, torch.dtype, str], Head]
 class LoadedHead(NamedTuple):
     """taps: of the target, see `specwire.lm.runners.decoder.Decoder`. make: makes it over slots. width: of features.
     kept: numbers that it keeps of each position that it read. fuse: what it reads of features, if OpenVINO computes it,
-    too; None where torch always does. Of a head that learns, current: the version that this is; load_version: reads
-    another one from its folder, or raises ModelError.
+    too; None where torch always does.
     """
 
     taps: tuple[int, ...]
@@ -42,8 +39,6 @@ class LoadedHead(NamedTuple):
     width: int
     kept: int = 0
     fuse: nn.Module | None = None
-    current: Current | None = None
-    load_version: Callable[[Path], HeadFactory] | None = None
 
     def slot_bytes(self, context: int, dtype: torch.dtype) -> int:
         """What it needs of memory for one text, with features that wait to be read."""
@@ -51,14 +46,10 @@ class LoadedHead(NamedTuple):
 
 
 def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
-    """The head in the directory `spec`, whose kind its config.json or its tensors tell; of a learner's folder the
-    version in use. ModelError, which names file and key or tensor, for one that cannot be served, and for one of
-    another target.
+    """The head in the directory `spec`, whose kind its config.json or its tensors tell. ModelError, which names file
+    and key or tensor, for one that cannot be served, and for one of another target.
     """
-    versions = VersionFolder(Path(spec).expanduser())
-    if versions.begun:
-        return _learnt(versions, target, info)
-    folder = versions.path
+    folder = Path(spec).expanduser()
     whole = read_config(folder)
     if is_recurrent(target.config) and mtp.style_of(tensor_files(folder)) is None:
         kind = target.config.model_type
@@ -74,34 +65,6 @@ def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead
     if names and eagle3.FUSED not in names:
         raise ModelError(f"heads: {folder}: holds neither an EAGLE-3, Medusa or Hydra head nor MTP layers")
     return _eagle3(folder, target, info)
-
-
-def _learnt(versions: VersionFolder, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
-    """The version in use, computed by torch: OpenVINO's graph of a target holds a part of its head, for good."""
-    try:
-        current = versions.current(HEAD)
-    except VersionError as error:
-        raise ModelError(f"heads: {error}") from error
-    if current is None:
-        raise ModelError(f"heads: {versions.path}: has no version yet: wait until `specwire learn` has begun")
-    folder = versions.version(current.version)
-    if is_recurrent(target.config):
-        raise ModelError(f"heads: {folder}: beside recurrent layers no head that learns is served")
-    head = _read_eagle3(folder, target, info)
-    told, layers, embedding = head.config, target.config.get_text_config().num_hidden_layers, _embedding_of(target)
-    if told.rope is not None:
-        raise ModelError(f"heads: {folder}: a head that learns has the default rotation")
-
-    def make(version: Eagle3, slots: int, context: int, dtype: torch.dtype, _runtime: str) -> Head:
-        return Eagle3Runner(version, info.vocabulary, slots, context, dtype, None, embedding.device)
-
-    def load_version(newer: Path) -> HeadFactory:
-        version = eagle3.load(newer, layers, embedding)
-        if version.config != told:
-            raise ModelError(f"heads: {newer}: is of another shape than the head in use")
-        return partial(make, version)
-
-    return _as_loaded(told, partial(make, head))._replace(current=current, load_version=load_version)
 
 
 def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: ModelInfo) -> LoadedHead:

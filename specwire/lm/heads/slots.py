@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -12,7 +11,6 @@ from specwire.core.model import Feed, ModelInfo
 from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
 from specwire.lm.heads.head import Head
 from specwire.lm.kv_cache import CachedLM, Runner
-from specwire.versions import Current
 
 
 class HeadFailed(Exception):
@@ -148,9 +146,6 @@ class HeadedModel(CachedLM, DraftingModel):
     A text that goes on otherwise, in this slot or in one that it was copied to, has another token t + 1. So where the
     features of its last position are gone, that position is not kept either: the target computes it again.
 
-    Of a head that learns, `current` is the version that drafts; `load_version` reads another one from its folder, which
-    the thread that computes need not do, or raises ModelError.
-
     Invariants, of each slot: rows from `origin` to `fed` are the head's, of the text; features are held from `fed` - 1
     on, or from `fed`, up to what the target has cached.
     """
@@ -159,8 +154,6 @@ class HeadedModel(CachedLM, DraftingModel):
         """runner: it taps what the head reads."""
         super().__init__(runner, info, slots, unassigned)
         self._head = head
-        self.current: Current | None = None
-        self.load_version: Callable[[Path], Head] | None = None
         self._slots = [_Slot(head.width) for _ in range(slots)]
         self._proven = False
         self._heeded: frozenset[int] | None = None
@@ -247,13 +240,6 @@ class HeadedModel(CachedLM, DraftingModel):
         self._heeded = frozenset()
         for own in self._slots:
             own.begin(own.features.stop)
-
-    def take(self, head: Head, current: Current) -> None:
-        """Draft by another version of the head from now on. It knows no text, and goes on behind what there is."""
-        self._head, self.current, self._proven = head, current, False
-        for slot, own in enumerate(self._slots):
-            own.written = 0
-            own.begin(self.cached(slot))
 
     def unread(self, slot: int) -> int | None:
         return self._slots[slot].unread if self._slots[slot].able else None

@@ -52,9 +52,10 @@ class How(NamedTuple):
     Attributes:
         runtime: what computes the forwards: "torch"; "openvino" (the extra of that name, the Llama family, on cpu); or
             "auto": openvino where it is installed and agrees with the model, else torch.
-        deterministic: the logits of a position are a function of the text before it, bit for bit, whatever else is
-            computed with it (`specwire.lm.runners.deterministic`; cpu and torch only). The same bits come from the same
-            machine, build and number of threads. A scripted model always does so.
+        deterministic: serve only where the logits of a position are a function of the text before it, bit for bit,
+            whatever else is computed with it (cpu only): on OpenVINO where a trial finds it so, on torch by
+            `specwire.lm.runners.deterministic`. The same bits come from the same machine, build and number of threads.
+            A scripted model always does so.
         quantization: "none"; of OpenVINO alone "int8": linear layers' weights rounded to 8 bits, and "int8-dynamic":
             what they multiply, too, in float32 (`specwire.lm.rounding`).
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
@@ -110,8 +111,8 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     What an allocator raises is let through (`specwire.core.model.out_of_memory`).
     Under int8 the model's linear layers are rounded meanwhile, and no runtime stands in for OpenVINO.
     """
-    if (how.taps or how.skims) and how.deterministic:
-        raise ModelError("heads: are not served with deterministic")
+    if how.skims and how.deterministic:
+        raise ModelError("heads: skipped layers are not served with deterministic")
     if how.skims and how.compiled:
         raise ModelError("heads: skipped layers are not served with compile: its graphs have all layers")
     if how.skims and how.runtime == OPENVINO:
@@ -156,8 +157,6 @@ def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
 
 def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """ModelError where OpenVINO is not installed, does not take the model, or computes something else."""
-    if how.deterministic:
-        raise ModelError("runtime: openvino rounds by what it computes together; deterministic needs torch")
     first = next(model.parameters())
     if first.device.type != "cpu":
         raise ModelError(f"runtime: openvino computes on cpu here, not on {first.device}")
@@ -190,6 +189,9 @@ def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         logger.info("openvino computes in float32, keys and values too: this processor has no %s", str(dtype)[6:])
     if not off <= 1:
         raise ModelError(f"runtime: openvino gives other logits than this {name} ({off:.1f} times the tolerance)")
+    if how.deterministic and not runner.invariant:
+        rounded = "" if how.quantization == NONE else f" in {how.quantization}"
+        raise ModelError(f"deterministic: openvino rounds a row of this {name}{rounded} by what it is computed with")
     return runner
 
 
@@ -201,6 +203,8 @@ def _last_line(error: BaseException) -> str:
 
 def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
+    if how.taps and how.deterministic:
+        raise ModelError("heads: are not served with deterministic on torch")
     if model.config.model_type in MODEL_TYPES:
         runner = _lean_runner(model, sizes, how)
         if runner is not None:

@@ -18,8 +18,8 @@ from specwire.lm.heads import eagle3
 from specwire.lm.heads.eagle3 import TAPS, Eagle3, Eagle3Config
 from specwire.lm.pretrained import CPU, pretrained
 from specwire.lm.training.chains import guessed, own_ids_of
-from specwire.lm.training.distillation import Learnt, Schedule, draft_ids, repeat
 from specwire.lm.training.kept_texts import KeptText, KeptTexts, batches, parted
+from specwire.lm.training.loop import Learnt, Schedule, draft_ids, repeat
 from specwire.lm.training.own_answers import ANSWERS, SEED, answers_of
 from specwire.lm.training.record import this_run, write_record
 from specwire.named_models import located
@@ -38,8 +38,9 @@ class Course:
     """What is to be learnt of which target, and how; see `specwire train-heads`.
 
     answers: the folder that keeps them (None: in `out`), so many tokens, which share no run with the texts to be apart
-    from. rows x window: tokens of a step. depth: guesses in a row. rate: the highest learning rate. inner: width of the
-    gated layer, 0 for twice the target's. taps: none for those of the folder. threads: None for PyTorch's own.
+    from. prompts: what is asked first. rows x window: tokens of a step. depth: guesses in a row. rate: the highest
+    learning rate. inner: width of the gated layer, 0 for twice the target's. taps: none for those of the folder.
+    threads: None for PyTorch's own.
     """
 
     target: str
@@ -47,6 +48,7 @@ class Course:
     answers: Path | None = None
     tokens: int = 300_000
     apart: tuple[Path, ...] = ()
+    prompts: tuple[Path, ...] = ()
     steps: int = 2000
     rows: int = 8
     window: int = 512
@@ -69,7 +71,7 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
     spec = located(course.target)
     course.out.mkdir(parents=True, exist_ok=True)
     folder = course.answers or course.out / ANSWERS
-    kept = answers_of(spec, folder, course.tokens, course.apart, tell, course.taps)
+    kept = answers_of(spec, folder, course.tokens, course.apart, course.prompts, tell, course.taps)
     taps = tuple(map(int, kept.about["taps"].split()))
     target: Any = pretrained(spec, torch.float32, CPU)
     torch.manual_seed(SEED)
@@ -96,7 +98,8 @@ def teach(course: Course, tell: Callable[[str], None]) -> list[float]:
         tell=tell,
     )
     eagle3.save(head.bfloat16(), course.out, course.target)
-    asked = {"target": course.target, "steps": course.steps, "apart": [path.name for path in course.apart]}
+    asked = {"target": course.target, "steps": course.steps}
+    asked |= {name: [path.name for path in getattr(course, name)] for name in ("apart", "prompts")}
     of_answers = {"answer-tokens": kept.answers, "target-digest": kept.about["target"]}
     write_record(course.out, SEED, told | asked | of_answers, trained)
     return trained.curve[-1][1] if trained.curve else []

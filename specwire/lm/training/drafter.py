@@ -26,8 +26,8 @@ from specwire.lm.runners.draft_vocabulary import DraftVocabulary
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.training.chains import distilled
 from specwire.lm.training.course import HELD_OUT_TOKENS, SOFT, schedule_of
-from specwire.lm.training.distillation import Learnt, repeat
 from specwire.lm.training.kept_texts import KeptText, KeptTexts, TextBatch, batches, parted
+from specwire.lm.training.loop import Learnt, repeat
 from specwire.lm.training.own_answers import ANSWERS, SEED, answers_of
 from specwire.lm.training.record import this_run, write_record
 from specwire.named_models import located
@@ -48,6 +48,7 @@ class DrafterCourse:
     answers: Path | None = None
     tokens: int = 300_000
     apart: tuple[Path, ...] = ()
+    prompts: tuple[Path, ...] = ()
     layers: tuple[int, ...] = (0, 1, -1)
     draft_vocabulary: int = 8192
     steps: int = 2000
@@ -126,7 +127,7 @@ def teach_drafter(course: DrafterCourse, tell: Callable[[str], None]) -> Reached
     course.out.mkdir(parents=True, exist_ok=True)
     target: Any = pretrained(spec, torch.float32, CPU)
     check(course, target)
-    kept = answers_of(spec, course.answers or course.out / ANSWERS, course.tokens, course.apart, tell)
+    kept = answers_of(spec, course.answers or course.out / ANSWERS, course.tokens, course.apart, course.prompts, tell)
     torch.manual_seed(SEED)
     drafter = begun(course, target, kept)
     del target
@@ -150,7 +151,8 @@ def teach_drafter(course: DrafterCourse, tell: Callable[[str], None]) -> Reached
     )
     reached = held_out(drafter, kept)
     write(drafter, spec, course.out)
-    asked = {"target": course.target, "steps": course.steps, "apart": [path.name for path in course.apart]}
+    asked = {"target": course.target, "steps": course.steps}
+    asked |= {name: [path.name for path in getattr(course, name)] for name in ("apart", "prompts")}
     of_answers = {"answer-tokens": kept.answers, "target-digest": kept.about["target"]}
     write_record(course.out, SEED, told | asked | of_answers, trained, {"expected_at_temperature_1": reached.drawn})
     return reached

@@ -236,22 +236,6 @@ def kept_about(folder: Path) -> dict[str, str]:
     return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
-def holds_texts(folder: Path) -> bool:
-    return (folder / INDEX).is_file()
-
-
-def answers_in(folder: Path, target: str, before: int) -> Iterator[list[int]]:
-    """The answers of a folder that are learnt, each with so many tokens before it. target: see `about.json`.
-
-    Raises ModelError for those of another target, or a folder that is broken.
-    """
-    about = kept_about(folder)
-    width = int(width) if (width := about.pop("width", "")).isdecimal() else 0
-    kept = KeptTexts(folder, width, about | {"target": target})
-    for text in kept.learnt:
-        yield kept.rows(text, features=False).tokens[max(0, text.learnt - before) :].tolist()
-
-
 def batches(texts: Sequence[KeptText], tokens: int, seed: int) -> Iterator[list[KeptText]]:
     """Endless, in an order that is the same every time: texts of about one length, that take so many tokens at most.
 

@@ -19,19 +19,18 @@ from torch import nn
 
 from specwire.core.model import AUTO, Feed, ModelError, is_gguf
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.kv_cache import Sizes
 from specwire.lm.load import native_dtype
-from specwire.lm.model_files import ModelText, files_fingerprint, read_text
+from specwire.lm.model_files import ModelText, files_fingerprint
 from specwire.lm.pretrained import CPU, DTYPES, outline, pretrained
 from specwire.lm.runners.select import How, runner_for
 from specwire.lm.training.kept_texts import BEST, NONE, KeptTexts, TokenRows, kept_about
-from specwire.lm.training.prompts import TURN_TOKENS, Prompts, texts_to_be_apart_from
+from specwire.lm.training.prompts import TURN_TOKENS, Prompts, TargetPrompt, texts_of
 from specwire.named_models import located
 from specwire.progress import ProgressBar
 
 # Texts that are computed at once, positions of each, tokens of an answer, and tokens of prompts in one forward.
-TEXTS, CONTEXT, LEAST_ANSWER, ANSWER, PROMPT_ROWS = 96, 640, 8, 192, 192
+TEXTS, CONTEXT, LEAST_ANSWER, ANSWER, PROMPT_ROWS = 96, 1280, 8, 192, 256
 # Of answers that are not greedy, and of turns that the target makes up.
 GREEDY, TEMPERATURES, TURN_TEMPERATURES = 0.5, (0.7, 0.8, 0.8, 0.9, 1.0), (0.8, 0.9, 1.0)
 # An answer that says the same up to LONGEST_LOOP tokens over and over, for LOOPED tokens, has ended.
@@ -48,13 +47,14 @@ def answers_of(
     folder: Path,
     tokens: int,
     apart: Sequence[Path],
+    prompts: Sequence[Path],
     tell: Callable[[str], None],
     taps: tuple[int, ...] = (),
 ) -> KeptTexts:
     """The first so many tokens of a target's own answers: those that a folder keeps, and more where these are too few.
 
-    They share no run with the texts of the files `apart`. taps: what heads read that learn of them; none for those of
-    the folder, or for early, middle and late ones. Raises ModelError.
+    They share no run with the texts of the files `apart`. prompts: files of what is asked first. taps: what heads read
+    that learn of them; none for those of the folder, or for early, middle and late ones. Raises ModelError.
     """
     spec = located(target)
     shape: Any = outline(spec).config.get_text_config()
@@ -65,17 +65,11 @@ def answers_of(
     kept = KeptTexts(folder, len(taps) * shape.hidden_size, about)
     if kept.answers < tokens:
         teacher = Teacher(spec, taps)
-        asked = [*texts_to_be_apart_from(apart)]
-        OwnAnswers(teacher, Prompts(teacher.text, teacher.ends, asked, SEED + len(kept.texts)), kept, SEED).write(
-            tokens, tell
-        )
+        measured, given = [*texts_of(apart, "apart")], [*texts_of(prompts, "prompts")]
+        asked = Prompts(teacher.text, teacher.ends, measured, SEED + len(kept.texts), given)
+        OwnAnswers(teacher, asked, kept, SEED).write(tokens, tell)
     kept.first(tokens)
     return kept
-
-
-def text_of_target(spec: str) -> ModelText:
-    """Its tokenizer and templates, wherever they are."""
-    return text_of(read_gguf(spec)) if is_gguf(spec) else read_text(spec)
 
 
 def digest_of(spec: str) -> str:
@@ -143,13 +137,14 @@ def _ends(shape: Any) -> list[int]:
 
 
 class _Growing:
-    """A text that is computed. learnt: tokens of its prompt, 0 while that is still said. fed: those computed so far."""
+    """A text that is computed. began: tokens before its turn. learnt: tokens of its prompt, 0 while that is still said.
+    fed: those computed so far.
+    """
 
-    def __init__(self, ids: Sequence[int], complete: bool, kind: str, temperatures: tuple[float, float]) -> None:
-        self.ids, self.kind, self.fed = [*ids], kind, 0
-        self.learnt = len(self.ids) if complete else 0
+    def __init__(self, request: TargetPrompt, began: int, temperatures: tuple[float, float]) -> None:
+        self.ids, self.kind, self.began, self.fed = [*request.ids], request.kind, began, 0
+        self.learnt = len(self.ids) if request.complete else 0
         self._answer, self._turn = temperatures
-        self.began = len(self.ids)
         self.features: list[torch.Tensor] = []
         self.best: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -205,7 +200,7 @@ class OwnAnswers:
         request, before = self._prompts.next(), self._prompts.frame.before
         answer = 0.0 if self._random.random() < GREEDY else self._random.choice(TEMPERATURES)
         temperatures = answer, self._random.choice(TURN_TEMPERATURES)
-        text = _Growing(request.ids, request.complete, request.kind, temperatures)
+        text = _Growing(request, len(before), temperatures)
         shared = len(self._header)
         if shared and tuple(text.ids[: len(before)]) == before:
             self._teacher.copy(self._shared, slot, shared)

@@ -1,9 +1,10 @@
-"""What a target is asked, so that it can be learnt what it answers: turns of its own making, and docstrings.
+"""What a target is asked, to learn what it answers: given prompts, turns of its own making, and docstrings.
 
 A model that was taught on chats also says what a user would, behind the header of a user's turn (Xu et al. 2024,
-Magpie, arXiv 2406.08464). Docstrings of the packages that are installed here, where their licences are permissive, make
-requests for code and questions about a text. Nothing that is asked or learnt shares a run of APART tokens with the
-texts that it is to be measured by.
+Magpie, arXiv 2406.08464); half of these turns are begun for it (OPENINGS), since by itself it asks for little but
+stories and code. Docstrings and descriptions of the packages that are installed here, where their licences are
+permissive, make requests for code, questions, and long passages to sum up or to answer from. Nothing that is asked or
+learnt shares a run of APART tokens with the texts that it is to be measured by.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from specwire.lm.model_files import ModelText
 
 APART = 13
 PERMISSIVE = ("apache", "bsd", "mit", "isc", "python software foundation", "psf")
-# Characters of a docstring, and tokens of a prompt.
-DOCSTRING, PROMPT = range(40, 1400), range(12, 384)
-# Shares of what is asked: turns of its own making, plain text of a function's head, requests for code; else questions.
-TURN, PLAIN, CODE = 0.62, 0.10, 0.14
-# Tokens of a turn of its own making.
-TURN_TOKENS = range(4, 96)
+# Characters of a docstring and of a passage, and tokens of a prompt.
+DOCSTRING, PASSAGE, PROMPT = range(40, 1400), range(400, 3000), range(12, 1024)
+# Shares of what is asked: turns of its own making, plain text of a function's head, requests for code, questions; else
+# what a passage says.
+TURN, PLAIN, CODE, QUESTION = 0.60, 0.06, 0.12, 0.10
+# Tokens of a turn of its own making, and the share of turns that are begun for it.
+TURN_TOKENS, OPENED = range(4, 128), 0.6
+# Passages that a question is answered from; files whose docstrings are read, to one package's description; a passage's
+# paragraphs have so many characters at least, and this share of them is letters or blanks.
+MOST_PASSAGES, FILES_A_PACKAGE, SENTENCE, PROSE = 4, 20, 80, 0.95
 # Of a turn's characters: so many are ASCII, letters or blanks, and so many of its tokens differ.
 ASCII, LETTERS, DIFFERENT = 0.9, 0.6, 0.4
 # Characters by which turns are known to be the same.
@@ -54,6 +59,30 @@ QUESTIONS = (
     "Answer the question from the context.\nContext: {whole}\nQuestion: What does {name} do?",
     "What is {first}",
     "Give an example of how one would use {name}. It is described so: {first}",
+)
+# How turns of its own making begin.
+OPENINGS = (
+    *("Translate German to English: ", "Translate French to English: ", "Translate English to Spanish: "),
+    *("A farmer has ", "If a train ", "Tom buys ", "In a class of ", "Every day, Anna ", "A shop sells ", "Solve "),
+    *("How many ", "How much ", "What is ", "Who ", "When did ", "Where ", "Why ", "Which ", "Name ", "What does "),
+    *("Explain ", "Describe ", "Compare ", "Discuss ", "Define ", "Outline ", "Analyze ", "What are the effects of "),
+    *("Write an email ", "Write a poem ", "Write a short story ", "Write a speech ", "Write a blog post ", "Draft "),
+    *("Imagine ", "Pretend ", "You are ", "Act as ", "Suppose ", "Give me ", "List ", "Suggest ", "Plan "),
+    *("Given the following ", "Extract ", "Classify ", "Rewrite ", "Correct ", "Evaluate ", "Summarize: ", "Format "),
+    *("Write a function ", "Write a SQL ", "Implement ", "Write a regular expression ", "Fix the bug: ", "Prove "),
+)
+SUMMARIES = (
+    "Summarize: {passage}",
+    "Summarize the following article in a few sentences.\n\n{passage}",
+    "{passage}\n\nSum this up in one paragraph.",
+    "What are the main points of this text?\n\n{passage}",
+    "Write a summary of the text below.\n\n{passage}",
+)
+ABOUT_PASSAGES = (
+    "Answer the question from the context.\nContext: {passage}\n\nQuestion: What is said about {word}?",
+    "{passage}\n\nBy these passages, what is {word}?",
+    "Use the following passages to answer: how does {word} work?\n\n{passage}",
+    "Question: Why does one need {word}?\n\nPassages:\n{passage}\n\nAnswer:",
 )
 
 
@@ -89,35 +118,62 @@ class DescribedFunction(NamedTuple):
 class Prompts:
     """Requests, each of them once."""
 
-    def __init__(self, text: ModelText, ends: Iterable[int], apart: Sequence[str], seed: int) -> None:
-        """ends: ids that end a text. apart: texts to measure by. Raises ModelError."""
+    def __init__(
+        self, text: ModelText, ends: Iterable[int], apart: Sequence[str], seed: int, given: Sequence[str] = ()
+    ) -> None:
+        """ends: ids that end a text. apart: texts to measure by. given: what is asked first. Raises ModelError."""
         if not text.tokenizer_json:
             raise ModelError("target: has no tokenizer, so it cannot be asked anything")
         self._tokenizer = Tokenizer.from_str(text.tokenizer_json.decode())
         self.frame = _frame(text, self._tokenizer, frozenset(ends))
         self._random, self._functions = Random(seed), described_functions(Random(seed))
+        self._passages = passages(Random(seed))
         self._apart = {run for each in apart for run in _runs(self.encoded(each))}
         self._asked: set[str] = set()
+        self._given = [*given]
+        self._random.shuffle(self._given)
 
     def encoded(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def next(self) -> TargetPrompt:
-        """A "turn" that is still to be said, or a whole request: of "plain" text, for "code", or a "question"."""
-        chats, drawn = bool(self.frame.behind), self._random.random()
-        if chats and drawn < TURN:
-            return TargetPrompt([*self.frame.before], False, "turn")
+        """What is "given"; then a "turn" that is still to be said, or a whole request: of "plain" text, for "code", a
+        "question", or of a "passage".
+        """
+        while self._given:
+            ids = [*self.frame.before, *self.encoded(self._given.pop()), *self.frame.behind]
+            if len(ids) < PROMPT.stop and self.new(ids):
+                return TargetPrompt(ids, True, "given")
         while True:
-            function = next(self._functions)
-            if not chats or drawn < TURN + PLAIN:
-                kind, ids = "plain", self.encoded(function.head)
+            kind = self._kind()
+            if kind == "turn":
+                opening = self._random.choice(OPENINGS) if self._random.random() < OPENED else ""
+                return TargetPrompt([*self.frame.before, *self.encoded(opening.rstrip())], False, kind)
+            if kind == "plain":
+                ids = self.encoded(next(self._functions).head)
             else:
-                kind, forms = ("code", REQUESTS) if drawn < TURN + PLAIN + CODE else ("question", QUESTIONS)
-                asked = self._random.choice(forms).format(**function._asdict(), first=function.first)
-                ids = [*self.frame.before, *self.encoded(asked), *self.frame.behind]
+                ids = [*self.frame.before, *self.encoded(self._request(kind)), *self.frame.behind]
             if len(ids) in PROMPT and self.new(ids):
                 return TargetPrompt(ids, True, kind)
+
+    def _kind(self) -> str:
+        if not self.frame.behind:
+            return "plain"
+        kinds = {"turn": TURN, "plain": PLAIN, "code": CODE, "question": QUESTION}
+        (kind,) = self._random.choices([*kinds, "passage"], [*kinds.values(), 1 - sum(kinds.values())])
+        return kind
+
+    def _request(self, kind: str) -> str:
+        if kind != "passage":
+            function = next(self._functions)
+            forms = REQUESTS if kind == "code" else QUESTIONS
+            return self._random.choice(forms).format(**function._asdict(), first=function.first)
+        if self._random.random() < 0.5:
+            return self._random.choice(SUMMARIES).format(passage=next(self._passages))
+        some = [next(self._passages)[: PASSAGE.stop // 3] for _ in range(self._random.randint(2, MOST_PASSAGES))]
+        word = max(self._random.choice(some).split(), key=lambda each: (each.isalpha(), len(each)))
+        return self._random.choice(ABOUT_PASSAGES).format(passage="\n\n".join(some), word=word)
 
     def sane(self, turn: Sequence[int]) -> bool:
         """Whether a turn that was said is one that a user could say, and was not said before."""
@@ -140,11 +196,11 @@ class Prompts:
         return self._apart.isdisjoint(_runs(ids))
 
 
-def texts_to_be_apart_from(paths: Iterable[Path]) -> Iterator[str]:
+def texts_of(paths: Iterable[Path], option: str) -> Iterator[str]:
     """Of a .jsonl file each line's "turns", "prompt", "question" or "text"; of any other file all of it.
 
     Raises:
-        ModelError: names the file that cannot be read.
+        ModelError: names the file that cannot be read, and the option that named it.
     """
     for path in paths:
         try:
@@ -157,7 +213,7 @@ def texts_to_be_apart_from(paths: Iterable[Path]) -> Iterator[str]:
                 turns = told.get("turns") or [told[key] for key in ("prompt", "question", "text") if key in told]
                 yield from map(str, turns)
         except (OSError, ValueError, AttributeError) as error:
-            raise ModelError(f"apart: {path}: cannot be read: {error}") from error
+            raise ModelError(f"{option}: {path}: cannot be read: {error}") from error
 
 
 def described_functions(random: Random) -> Iterator[DescribedFunction]:
@@ -171,14 +227,41 @@ def described_functions(random: Random) -> Iterator[DescribedFunction]:
             yield from functions_of(path)
 
 
+def passages(random: Random) -> Iterator[str]:
+    """Prose of long docstrings, and of what packages say of themselves, again and again."""
+    files, packages = sorted(_sources()), [each for each in distributions() if _permissive(each)]
+    while True:
+        random.shuffle(files)
+        for number, path in enumerate(files):
+            if number % FILES_A_PACKAGE == 0 and packages:
+                yield from parts_of(_description(random.choice(packages)))
+            for docstring in docstrings_of(path):
+                yield from parts_of(docstring)
+
+
+def parts_of(text: str) -> Iterator[str]:
+    """Paragraphs of prose one behind the other, as long as a passage is."""
+    part = ""
+    for paragraph in filter(_is_prose, (" ".join(each.split()) for each in text.split("\n\n"))):
+        if len(part) + len(paragraph) + 2 >= PASSAGE.stop:
+            yield part
+            part = ""
+        part = f"{part}\n\n{paragraph}".strip()
+    if len(part) in PASSAGE:
+        yield part
+
+
+def docstrings_of(path: Path) -> Iterator[str]:
+    """Those of a file's modules, classes and functions."""
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
 def functions_of(path: Path) -> Iterator[DescribedFunction]:
     """Those with a docstring, of a file that can be read."""
-    try:
-        source = path.read_text(encoding="utf-8")
-        tree = ast.parse(source)
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return
-    lines = source.split("\n")
+    tree = _parsed(path)
+    lines = path.read_text(encoding="utf-8").split("\n") if tree.body else []
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
             continue
@@ -186,6 +269,20 @@ def functions_of(path: Path) -> Iterator[DescribedFunction]:
         if whole and len(whole) in DOCSTRING:
             head = lines[node.lineno - 1 : node.body[0].end_lineno]
             yield DescribedFunction(node.name, "\n".join(line[node.col_offset :] for line in head) + "\n", whole)
+
+
+def _parsed(path: Path) -> ast.Module:
+    """Empty where it cannot be read."""
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
+def _description(package: Distribution) -> str:
+    """What a package says of itself at length."""
+    told: Any = package.metadata
+    return str(told.get_payload() or told.get("Description") or "")
 
 
 def _sources() -> set[Path]:
@@ -229,6 +326,12 @@ def _frame(text: ModelText, tokenizer: Tokenizer, ends: frozenset[int]) -> Frame
 
 def _runs(ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
     return (tuple(ids[first : first + APART]) for first in range(len(ids) - APART + 1))
+
+
+def _is_prose(paragraph: str) -> bool:
+    """Whether it is sentences, not a list, a table, markup or code."""
+    letters = sum(map(_is_letter, paragraph))
+    return len(paragraph) >= SENTENCE and letters >= PROSE * len(paragraph) and paragraph[-1] in ".?!"
 
 
 def _is_letter(character: str) -> bool:

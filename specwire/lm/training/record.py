@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specwire.files import write_text
-from specwire.lm.training.distillation import Trained
+from specwire.lm.training.loop import Trained
 from specwire.provenance import commit, cpu_model, versions
 
 RECORD = "training.json"

@@ -280,4 +280,5 @@ class ChatFamily:
         signed = (name for name, signs in SIGNS if all(sign in template for sign in signs))
         found = named or next(signed, "json")
         tells = re.search(r"\btools\b", template) is not None
-        return cls(FORMATS[found], tells, THOUGHT in template, AS_TEXT.search(template) is not None)
+        thinks = THINK in template or THOUGHT in template
+        return cls(FORMATS[found], tells, thinks, AS_TEXT.search(template) is not None)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.text.tool_calls.formats import THOUGHT, JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
+from specwire.text.tool_calls.formats import JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
 from specwire.text.tool_calls.readers import NamedCall, ToolFunction
 from specwire.text.tool_calls.values import SchemaTypes, branches_of
 from specwire.text.tool_calls.xml import XmlTags
@@ -26,29 +26,24 @@ ANY_OBJECT: Json = {"type": "object"}
 
 
 def call_grammar(
-    form: ToolFormat, functions: Sequence[ToolFunction], forced: bool, several: bool, thinking: bool
+    form: ToolFormat, functions: Sequence[ToolFunction], forced: bool, several: bool, thought: bool = False
 ) -> str:
     """forced: the text is one call or, with `several`, up to `MOST_CALLS`, and each meets its function's schema.
 
     Otherwise it is any text that the format does not take for a call, or has calls; those of strict functions meet
-    their schema, the others' arguments are an object. thinking: reasoning comes first, up to its end.
+    their schema, the others' arguments are an object. thought: it stands behind one (`Constraint.behind`).
     """
     lines = [
-        f"start: {'thought GAP ' if thinking else ''}answer",
-        f"answer: {'calls' if forced else _free(form, several)}",
+        f"start: {'calls' if forced else _free(form, several)}",
         f"calls: {_line(_literal(form.before), _calls(form, several), _literal(form.behind))}",
-        *_free_rules(form, functions, several, thinking),
+        *_free_rules(form, functions, several, thought),
         f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}",
     ]
     shared = _Shared()
     for index, function in enumerate(functions):
         schema = function.parameters if forced or function.strict else ANY_OBJECT
         lines += _call_rules(form, str(index), function.name, schema, shared)
-    lines += shared.lines
-    if thinking:
-        lines += [f"thought[lazy]: TEXT {_literal(THOUGHT)}", "GAP: /[ \\n]{0,4}/"]
-    lines += [r"TEXT: /(.|\n)*/", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *shared.lines, ""])
 
 
 def _literal(text: str) -> str:
@@ -83,12 +78,12 @@ def _free(form: ToolFormat, several: bool) -> str:
     return "tagged* REST" if several else "REST | tagged"
 
 
-def _free_rules(form: ToolFormat, functions: Sequence[ToolFunction], several: bool, thinking: bool) -> list[str]:
+def _free_rules(form: ToolFormat, functions: Sequence[ToolFunction], several: bool, thought: bool) -> list[str]:
     """Rules for texts that may have calls; as of any Lark grammar, one that is not used does no harm."""
     if _leads(form):
         openers = "".join(re.escape(char) for char in form.leads)
         # Where a name may follow the gap, white space is the gap's: it must not make a text of the name.
-        space = "" if form.named and thinking else r"[ \n\r\t]*"
+        space = "" if form.named and thought else r"[ \n\r\t]*"
         parts = [rf"/({space}[^ \n\r\t{openers}](.|\n)*)?/"]
         if form.opener:
             parts.append(f"~/{_anywhere(form.opener)}/")

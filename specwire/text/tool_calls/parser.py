@@ -315,7 +315,7 @@ class ToolParser:
 class ReasoningSplitter:
     """What stands between <think> and </think> at a text's start, without white space around it, and what follows.
 
-    inside: the prompt has opened it.
+    inside: the prompt has opened it; a model may do so again.
     """
 
     def __init__(self, inside: bool) -> None:
@@ -380,7 +380,10 @@ class ReasoningSplitter:
             self._held()
             self._take = self._behind
             return
-        while self._mark and not THOUGHT.startswith(self._mark):
+        if self._mark == THINK and self._empty:
+            self._held()
+            return
+        while self._mark and not self._may_be_mark():
             first, rest = self._mark[0], self._mark[1:]
             self._mark = ""
             space = self._held()
@@ -388,6 +391,9 @@ class ReasoningSplitter:
             self._empty = False
             self._mark = rest.lstrip(SPACE)
             self._space += rest[: len(rest) - len(self._mark)]
+
+    def _may_be_mark(self) -> bool:
+        return THOUGHT.startswith(self._mark) or (self._empty and THINK.startswith(self._mark))
 
     def _behind(self, char: str) -> None:
         if char not in SPACE:

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from bench.harness.child import BenchChild
+from bench.harness.child import BenchChild, descendants
 from bench.harness.runs import BenchError
-from deploy.stack.processes import descendants
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 CORES = """import json, os, sys

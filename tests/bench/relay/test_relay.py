@@ -12,12 +12,12 @@ from random import Random
 
 import pytest
 
+from bench.harness.child import descendants
 from bench.harness.runs import BenchError
 from bench.relay.frames import Frames
 from bench.relay.gauge import gauge
 from bench.relay.link import RelayLink
 from bench.relay.way import MOST_QUEUED, Lateness, LineShape, RelayWay
-from deploy.stack.processes import descendants
 
 LIMIT_S = 120.0
 

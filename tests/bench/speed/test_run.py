@@ -85,7 +85,7 @@ def test_a_suite_is_of_the_included_pair_at_its_own_levels() -> None:
     assert batch.models.words == ("--dtype", "float32")
     assert {turn.level for turn in turns_of(batch.pieces[0], batch, 40)} == set(run.LEVELS)
     (heads,) = settings_of(asked("heads", "--dtype", "float32", "--record", "heads_ordinary", "--sessions", "1,4"))
-    assert (heads.record, heads.models.one_tenant, heads.models.corpus) == ("heads_ordinary", True, ())
+    assert (heads.record, heads.models.one_tenant) == ("heads_ordinary", True)
     assert {turn.level for turn in turns_of(heads.pieces[0], heads, 40)} == {1, 4}
     assert all(piece.rows[0] == OFF for pieces in run.SUITES.values() for piece in pieces)
     assert all(
@@ -258,32 +258,11 @@ def test_a_service_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
     with ExitStack() as cleanup:
         models = rows.SpeedModels(str(tmp_path / "nothing"), options=("--runtime", "torch"))
         field = rows.SpeedField(models, tmp_path, cleanup)
-        field.start((OFF, rows.TABLE, FAR_20, LLAMACPP, rows.VLLM), 1, 100)
+        field.start((OFF, FAR_20, LLAMACPP, rows.VLLM), 1, 100)
         assert field.rows == {}
     assert str(tmp_path / "nothing") in field.failed[OFF]
-    assert field.failed[rows.TABLE] == "there is no table (--table), and no nothing.table beside the target"
     assert field.failed[LLAMACPP] == "it is measured on GGUF files, and the target is none"
-    assert field.failed.keys() == {OFF, rows.TABLE, FAR_20, LLAMACPP, rows.VLLM}
-
-
-def test_the_row_of_the_table_takes_the_one_beside_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only that row: the default is what `up` takes by itself."""
-    asked: dict[str, tuple[str, ...]] = {}
-
-    def service(_: rows.SpeedField, key: str, *words: str) -> tuple[str]:
-        asked[key] = words
-        return ("",)
-
-    monkeypatch.setattr(rows.SpeedField, "_service", service)
-    monkeypatch.setattr(rows.SpeedField, "_ready", lambda *_: {"address": "", "http": ""})
-    monkeypatch.setattr(rows.SpeedField, "_ours", lambda self, key, *_: row_of(key, MadeChild()))
-    (tmp_path / "model.table").touch()
-    with ExitStack() as cleanup:
-        field = rows.SpeedField(rows.SpeedModels(str(tmp_path / "model.gguf")), tmp_path, cleanup)
-        field.start((rows.TABLE, rows.DEFAULT), 1, 100)
-    assert field.failed == {}
-    assert asked[rows.TABLE][-2:] == ("--table", str(tmp_path / "model.table"))
-    assert "--table" not in asked[rows.DEFAULT]
+    assert field.failed.keys() == {OFF, FAR_20, LLAMACPP, rows.VLLM}
 
 
 def test_memory_counts_a_process_and_what_is_below_it() -> None:

@@ -290,7 +290,7 @@ def test_layers_that_cannot_be_left_out_are_refused_by_name(spec: str, message: 
 def test_where_it_is_not_served_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, where = built(tmp_path)
     for option, message in (
-        ({"deterministic": True}, "heads: are not served with deterministic"),
+        ({"deterministic": True}, "heads: skipped layers are not served with deterministic"),
         ({"compiled": True}, "heads: skipped layers are not served with compile"),
         ({"runtime": "openvino"}, "heads: skipped layers need the runtime torch or auto"),
     ):

@@ -18,11 +18,10 @@ from specwire.lm import load_model
 from specwire.lm.guesses import guesses
 from specwire.lm.pretrained import pretrained
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary
-from specwire.lm.training import distillation, kept_texts, own_answers
+from specwire.lm.training import kept_texts, loop, own_answers
 from specwire.lm.training.drafter import DEPTH, DrafterCourse, begun, held_out
 from specwire.lm.training.kept_texts import KeptTexts
 from specwire.lm.training.own_answers import answers_of
-from specwire.lm.training.students import DraftStudent
 from tests.lm import models
 from tests.lm.training.answering import keep_answers, save_target
 
@@ -52,7 +51,7 @@ def answers(target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kept_of(target: str, answers: Path) -> KeptTexts:
-    return answers_of(target, answers, TOKENS, (), print)
+    return answers_of(target, answers, TOKENS, (), (), print)
 
 
 def command(target: str, answers: Path, out: Path, *more: str) -> list[str]:
@@ -161,19 +160,19 @@ def test_a_whole_vocabulary_makes_a_drafter_of_all_layers_its_target(target: str
 def test_one_that_was_ended_goes_on_and_comes_to_the_same(
     target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distillation, "SAVE_EVERY", 2)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(command(target, answers, whole, "--steps", "4")) == 0
-    step, done = distillation.Optimiser.step, 0
+    step, done = loop.Optimiser.step, 0
 
-    def interrupted(self: distillation.Optimiser, index: int) -> None:
+    def interrupted(self: loop.Optimiser, index: int) -> None:
         nonlocal done
         done += 1
         if done == 4:
             raise KeyboardInterrupt
         step(self, index)
 
-    monkeypatch.setattr(distillation.Optimiser, "step", interrupted)
+    monkeypatch.setattr(loop.Optimiser, "step", interrupted)
     assert main(command(target, answers, parts, "--steps", "4")) == 130
     assert main(command(target, answers, parts, "--steps", "4")) == 0
     assert done == 6, "steps that were kept are not taken again"
@@ -226,8 +225,3 @@ def test_a_vocabulary_that_does_not_fit_is_named(told: object, message: str, tmp
     (tmp_path / VOCABULARY).write_text(json.dumps(told))
     with pytest.raises(ModelError, match=rf"{VOCABULARY} cannot be read: {message}"):
         load_model(str(tmp_path), slots=1)
-
-
-def test_it_does_not_learn_from_decided_texts(trained: Path) -> None:
-    with pytest.raises(ModelError, match=r"draft: .* says some of its target's ids only cannot learn"):
-        DraftStudent(str(trained), CPU)

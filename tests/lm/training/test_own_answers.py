@@ -12,18 +12,15 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaForCausalLM
 
-from deploy.cli.main import main
 from specwire.core.model import ModelError
-from specwire.core.verify.table import NgramTable
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.model_files import ModelText
 from specwire.lm.training.chains import guessed, own_ids_of
-from specwire.lm.training.distillation import draft_ids
 from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, batches, parted
+from specwire.lm.training.loop import draft_ids
 from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
-from specwire.lm.training.prompts import Prompts, functions_of, texts_to_be_apart_from
-from specwire.text.table_file import load_table
-from tests.lm.training.answering import TAPS, WIDTH, WORDS, answer_shortly, keep_answers, save_target
+from specwire.lm.training.prompts import OPENINGS, PASSAGE, Prompts, functions_of, parts_of, texts_of
+from tests.lm.training.answering import TAPS, TEMPLATE, WIDTH, WORDS, answer_shortly, save_target
 
 ABOUT = {"target": "tiny"}
 
@@ -104,27 +101,6 @@ def test_texts_of_another_target_are_refused(about: dict[str, str], width: int, 
         KeptTexts(tmp_path, width, about)
 
 
-def test_a_table_is_built_of_answers_that_are_learnt(target: str, tmp_path: Path) -> None:
-    """Behind tokens of prompts, too; of another target's answers there is none."""
-    answers, out = tmp_path / "answers", tmp_path / "own.table"
-    keep_answers(target, answers, texts=42)
-    built = ["table", "build", str(answers), "--tokenizer", target, "--order", "4", "--out", str(out)]
-    assert main(built) == 0
-    kept = KeptTexts(answers, WIDTH, {})
-    said = [kept.rows(text).tokens[text.learnt - 3 :] for text in kept.learnt]
-    expected = NgramTable.built([tokens.tolist() for tokens in said], 4, "")
-    found = load_table(out)
-    assert found.contexts == expected.contexts
-    for tokens in said:
-        for end in range(3, len(tokens)):
-            tail = tokens[end - 3 : end].tolist()
-            assert found.following(tail, 1) == expected.following(tail, 1)
-    assert expected.following(kept.rows(kept.learnt[0]).tokens[2:5].tolist(), 1)[0]
-    told = json.loads((answers / "about.json").read_text())
-    (answers / "about.json").write_text(json.dumps(told | {"target": "other"}))
-    assert main(built) == 1
-
-
 def test_the_first_texts_are_those_with_so_many_tokens_of_answers(answering: Teacher, tmp_path: Path) -> None:
     kept = KeptTexts(tmp_path, WIDTH, ABOUT)
     OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(60, print)
@@ -147,7 +123,7 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
     teacher_text = ModelText(_tokenizer().to_str().encode(), "", {}, {})
     run = " ".join(f"w{n}" for n in range(13))
     (tmp_path / "bench.jsonl").write_text(json.dumps({"turns": ["w1 w2", f"w40 {run} w41"]}) + "\n")
-    prompts = Prompts(teacher_text, [2], [*texts_to_be_apart_from([tmp_path / "bench.jsonl"])], seed=1)
+    prompts = Prompts(teacher_text, [2], [*texts_of([tmp_path / "bench.jsonl"], "apart")], seed=1)
     assert not prompts.new(prompts.encoded(f"w30 w31 {run}"))
     assert not prompts.is_apart(prompts.encoded(f"{run} w9"))
     assert prompts.new(prompts.encoded(f"w30 {run.removesuffix('w12')} w31"))
@@ -156,7 +132,21 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
 def test_what_cannot_be_read_to_be_apart_from_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text("{")
     with pytest.raises(ModelError, match=r"apart: .*broken.jsonl: cannot be read"):
-        [*texts_to_be_apart_from([tmp_path / "broken.jsonl"])]
+        [*texts_of([tmp_path / "broken.jsonl"], "apart")]
+
+
+def test_what_is_given_is_asked_first_and_once(answering: Teacher, tmp_path: Path) -> None:
+    """But for what is too long, and what is measured by."""
+    (tmp_path / "users.jsonl").write_text("".join(json.dumps({"prompt": f"w1 w{n} w2"}) + "\n" for n in range(9)))
+    run = " ".join(f"w{n}" for n in range(13))
+    given = [*texts_of([tmp_path / "users.jsonl"], "prompts"), "w1 w3 w2", run, "w7 " * 400]
+    prompts = Prompts(answering.text, answering.ends, [f"w40 {run}"], 3, given)
+    asked = [prompts.next() for _ in range(12)]
+    assert [each.kind for each in asked].count("given") == 9
+    assert {each.kind for each in asked[:9]} == {"given"}
+    frame = prompts.frame
+    said = sorted(tuple(each.ids[len(frame.before) : -len(frame.behind)]) for each in asked[:9])
+    assert said == sorted(tuple(prompts.encoded(f"w1 w{n} w2")) for n in range(9))
 
 
 def test_functions_with_docstrings_are_found(tmp_path: Path) -> None:
@@ -170,6 +160,32 @@ def test_functions_with_docstrings_are_found(tmp_path: Path) -> None:
     assert found.head.startswith('def told(self, x: int) -> int:\n    """Tell')
     assert found.head.endswith('    """\n')
     assert [*functions_of(tmp_path / "broken.py")] == []
+
+
+def test_turns_are_begun_for_the_target_and_passages_are_asked_about(target: str) -> None:
+    """Openings by real words and the end of a request for the target's answer, by a tokenizer that knows them."""
+    words = [*dict.fromkeys(["user", "<end>", "answer", *" ".join(OPENINGS).split()])]
+    known = Tokenizer(WordLevel({word: at for at, word in enumerate(["?", *words])}, unk_token="?"))
+    known.pre_tokenizer = WhitespaceSplit()
+    prompts = Prompts(ModelText(known.to_str().encode(), TEMPLATE, {}, {}), [2], [], seed=1)
+    asked = [prompts.next() for _ in range(60)]
+    turns = {known.decode(one.ids) for one in asked if one.kind == "turn"}
+    assert turns <= {f"user {opening}".strip() for opening in ["", *(" ".join(each.split()) for each in OPENINGS)]}
+    assert len(turns) > 10
+    passages = [one for one in asked if one.kind == "passage"]
+    assert passages
+    assert all(one.complete and known.decode(one.ids[-1:]) == "answer" for one in passages)
+
+
+def test_a_passage_is_paragraphs_of_prose() -> None:
+    prose = "It tells what was done, by whom, and why it was done so and not in another way, at length. " * 3
+    table = "| a | b |\n| - | - |\n| 1 | 2 |\n" * 20
+    (found,) = parts_of(f"{prose}\n\n{table}\n\n* a list\n\n{prose}")
+    assert found == f"{prose.strip()}\n\n{prose.strip()}"
+    assert [*parts_of(prose)] == []
+    many = [*parts_of("\n\n".join([prose] * 40))]
+    assert len(many) > 2
+    assert all(len(each) in PASSAGE for each in many)
 
 
 def test_an_answer_that_repeats_itself_has_ended() -> None:
@@ -215,9 +231,11 @@ def test_chains_are_those_of_the_head_unrolled(
     monkeypatch.setattr("specwire.lm.training.chains.LIKELY", -2.5)
     batch, ids, depth = kept.batch(kept.texts), own_ids_of(head), 3
     rows = batch.rows._replace(features=batch.rows.features.float())
-    for place in range(kept.texts[0].learnt - 2, kept.texts[0].length - 2):  # A text of which each guess is right.
-        first = next(head.unrolled(rows.tokens[:1], rows.features[:1], 1))
-        rows.tokens[0, place + 2] = rows.best[0, place + 2, 0] = head.target_ids(first[0, place].argmax())
+    for row, text in enumerate(kept.texts):  # Texts of which each first guess is right, and so some later ones.
+        for place in range(text.learnt - 2, text.length - 2):
+            first = next(head.unrolled(rows.tokens[row : row + 1], rows.features[row : row + 1], 1))
+            guess = head.target_ids(first[0, place].argmax())
+            rows.tokens[row, place + 2] = rows.best[row, place + 2, 0] = guess
     found = guessed(head, batch._replace(rows=rows), ids, depth, 0.5, learns=False)
     loss, tested, right = torch.zeros(()), [0] * depth, [0] * depth
     starts = int(batch.scored[:, 2:].sum())

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import httpx2 as httpx
 
 from orchestrator import server
-from orchestrator.options import HttpAccess, OrchestratorOptions
+from orchestrator.options import UNLIMITED, HttpAccess, OrchestratorOptions, OutputLengths
 from orchestrator.tenants import Access
 from specwire.options import SSE_KEEP_ALIVE_S
 from specwire.rpc.tls import ServerTls
@@ -109,10 +109,10 @@ def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
 
 
 @contextmanager
-def front(target: str, *drafts: str) -> Iterator[Front]:
+def front(target: str, *drafts: str, context: int | None = None) -> Iterator[Front]:
     loop = Loop()
     try:
-        entered = loop.run(_enter(target, *drafts))
+        entered = loop.run(_enter(target, *drafts, context=context))
         parts, stack_of = entered
         try:
             serving = parts.orchestrator
@@ -125,10 +125,11 @@ def front(target: str, *drafts: str) -> Iterator[Front]:
         loop.end()
 
 
-async def _enter(target: str, *drafts: str) -> tuple[Stack, AsyncExitStack]:
+async def _enter(target: str, *drafts: str, context: int | None) -> tuple[Stack, AsyncExitStack]:
     """With a fixed plan: on a busy machine a verifier may find that drafting does not pay."""
     entered = AsyncExitStack()
-    wanted = stack(target, *drafts, plan="stream:2,16", http="127.0.0.1:0", chat_template=TEMPLATE)
+    more: dict[str, Any] = {"http": "127.0.0.1:0", "chat_template": TEMPLATE, "context": context}
+    wanted = stack(target, *drafts, plan="stream:2,16", **more)
     parts = await entered.enter_async_context(wanted)
     return parts, entered
 
@@ -143,6 +144,7 @@ def another(
     tool_format: str = "",
     sse_keep_alive: float = SSE_KEEP_ALIVE_S,
     http_access: HttpAccess = ANYTHING,
+    lengths: OutputLengths = UNLIMITED,
 ) -> Iterator[Front]:
     """A second orchestrator before the same verifier."""
     options = OrchestratorOptions(
@@ -154,6 +156,8 @@ def another(
         tool_format=tool_format,
         sse_keep_alive=sse_keep_alive,
         http_access=http_access,
+        max_tokens_default=lengths.default,
+        max_tokens_limit=lengths.limit,
     )
     serving = known.loop.run(server.start(options))
     try:

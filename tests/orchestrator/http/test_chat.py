@@ -345,12 +345,15 @@ MISTAKEN: list[tuple[dict[str, Any], str]] = [
     ({"tools": [*tool(name="a"), *tool(name="a")]}, "tools: tools[1].function.name: 'a' stands there twice"),
     ({"tools": tool(name="a") * 129}, "tools: at most 128 are allowed, not 129"),
     ({"tool_choice": "required"}, "tool_choice: 'required' needs tools"),
-    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice: must be none, auto, required or a function by name"),
+    (
+        {"tools": TOOLS, "tool_choice": "any"},
+        "tool_choice: must be none, auto, required, a function by name or allowed_tools",
+    ),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "b"}}}, "'b' is none of the tools"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls: must be true or false, not 1"),
     ({"functions": [{}]}, "functions: [{}] is not served"),
-    ({"messages": call_with(name="a", arguments="{")}, "messages[1].tool_calls[0].function.arguments must be a JSON"),
-    ({"messages": call_with(name="a", arguments="[]")}, "arguments must be a JSON object as a string, not '[]'"),
+    ({"messages": call_with(name="a", arguments=5)}, "messages[1].tool_calls[0].function.arguments must be a JSON"),
+    ({"messages": call_with(name="a", arguments=[])}, "arguments must be a JSON object, or one as a string, not []"),
     ({"messages": call_with(name="a", arguments="[" * 5000)}, "arguments is nested too deeply: more than 128 lists"),
     (
         {"messages": call_with(name="a", arguments=nested(129))},
@@ -358,7 +361,6 @@ MISTAKEN: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": call_with(name="a", arguments='{"a": [' + '"",' * 70_000 + '""]}')}, "more than 65536 strings"),
     ({"messages": call_with(name="a", arguments=PARTS) * 3}, "messages[5].tool_calls[0].function.arguments has more"),
-    ({"messages": call_with(name="a", arguments='{"a": NaN}')}, "arguments must be a JSON object as a string"),
     ({"messages": call_with(name=5)}, "messages[1].tool_calls[0].function.name must be a string, not 5"),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls must be a list, not 5"),
     ({"messages": [{"role": "assistant", "tool_calls": [5]}]}, "messages[0].tool_calls[0] must be an object with a"),
@@ -376,6 +378,27 @@ def test_arguments_in_the_history_may_be_as_deep_as_a_body() -> None:
         assert found == [json.loads(arguments)] * times
         call = {"id": "a", "function": {"name": "f", "arguments": found[0]}}
         assert arguments in ours(GEMMA, messages=[USER, {**CALL, "tool_calls": [call]}])
+
+
+def test_arguments_in_the_history_are_taken_as_any_server_tells_them() -> None:
+    """A template gets an object; of a text that is none, that text."""
+    object_, broken = {"city": "Köln"}, ('{"city": "K', "{", "[]", "oops", "5", '{"a": NaN}', "```json\n{\n```", "```")
+    text = json.dumps(object_)
+    told: list[tuple[Any, Any]] = [
+        (each, object_) for each in (object_, text, f"```json\n{text}\n```", f"```{text}```")
+    ]
+    nothing: list[Any] = [None, "", " ", "{}", {}, "null"]
+    told += [(json.dumps(text), object_), *((each, {}) for each in nothing)]
+    told += [(each, {"arguments": each}) for each in broken]
+    for arguments, wanted in told:
+        for message in call_with(name="weather", arguments=arguments), call_with(name="weather", arguments=arguments):
+            message[1]["tool_calls"][0]["type"] = None
+            taken = take_talk(Fields({"messages": message})).messages[1]
+            assert taken["tool_calls"][0]["function"]["arguments"] == wanted
+    (taken,) = take_talk(Fields({"messages": call_with(name="weather")[1:]})).messages
+    assert taken["tool_calls"][0]["function"]["arguments"] == {}
+    (taken,) = take_talk(Fields({"messages": [{"role": "assistant", "content": None}]})).messages
+    assert taken["content"] == ""
 
 
 @pytest.mark.parametrize(("body", "message"), MISTAKEN)

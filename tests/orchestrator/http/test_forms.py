@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -122,6 +123,42 @@ def test_the_official_client_gets_what_it_asks_for(tiny_door: Front) -> None:
     assert cut.choices[0].finish_reason == "length"
     assert caught.value.param == "response_format"
     assert "json_schema: Invalid type: frob" in str(caught.value)
+
+
+ENDLESS: Any = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+UNSERVED: list[tuple[dict[str, Any], str]] = [
+    (ENDLESS, "$ref: no finite document fits #"),
+    ({"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2}, "minProperties: 2"),
+    ({"type": "object", "patternProperties": {"^a": {"type": "string"}, "b$": {"type": "integer"}}}, "patternProperty"),
+]
+
+
+@pytest.mark.parametrize(("schema", "message"), UNSERVED, ids=["endless", "count", "patterns"])
+def test_what_could_not_be_held_is_refused_at_the_start(tiny_door: Front, schema: dict[str, Any], message: str) -> None:
+    """Of a form and of a tool's arguments, named by the keyword."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    for param, more in (("response_format", {"response_format": form}), ("tools", {"tools": tools})):
+        choice = {"tool_choice": "required"} if param == "tools" else {}
+        refused = tiny_door.post(CHAT, messages=TALK, max_tokens=20, **more, **choice)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert message in refused.json()["error"]["message"]
+
+
+def test_a_pattern_may_match_a_declared_property(tiny_door: Front) -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"ab": {"type": "integer", "minimum": 0}},
+        "patternProperties": {"^a": {"type": "integer", "maximum": 9}},
+        "required": ["ab"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    done = tiny_door.done(CHAT, messages=TALK, max_tokens=150, response_format=form, seed=3, n=20)
+    whole = [choice["message"]["content"] for choice in done["choices"] if choice["finish_reason"] == "stop"]
+    assert whole
+    for text in whole:
+        jsonschema.validate(json.loads(text), schema)
 
 
 def test_what_a_verifier_cannot_do_is_refused_by_the_field(door: Front) -> None:

@@ -72,6 +72,25 @@ def test_every_option_is_grpcs(door: Front) -> None:
     assert found["logprobs"]["tokens"] == known.text.split()
 
 
+def test_nothing_ends_a_text_before_min_tokens(door: Front) -> None:
+    """Neither a stop string, wherever it is completed, nor a stop id, streamed or not, over HTTP or gRPC."""
+    words = expected().split()
+    asked: dict[str, Any] = {"prompt": IDS, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    stop = f" {words[2]}"
+    for least in (0, 2, 3, 4, 30):
+        found = " ".join(words).find(stop, len(" ".join(words[:least])) - len(stop) + 1 if least else 0)
+        wanted = " ".join(words)[:found] if found >= 0 else " ".join(words)
+        choice = door.done(COMPLETIONS, **asked, stop=stop, min_tokens=least)["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (wanted, "length" if wanted == expected() else "stop")
+        assert text_of(door.events(COMPLETIONS, **asked, stop=stop, min_tokens=least)) == wanted
+        with Client(door.parts.orchestrator.address) as client:
+            known = client.complete(PROMPT, max_tokens=30, ignore_eos=True, stop=[stop], min_tokens=least)
+        assert known.text == wanted
+        of_ids = door.done(COMPLETIONS, **asked, stop_token_ids=[int(words[2])], min_tokens=least)
+        count = of_ids["usage"]["completion_tokens"]
+        assert count > least if count < 30 else words[2] not in of_ids["choices"][0]["text"].split()[:least]
+
+
 def test_several_prompts_with_several_choices_each(door: Front) -> None:
     prompts = [[2, 3], [4, 5]]
     wish: dict[str, Any] = {
@@ -110,7 +129,8 @@ def test_a_chat_is_its_template(door: Front) -> None:
     messages = [{"role": "system", "content": "5"}, {"role": "user", "content": [{"type": "text", "text": "6 7"}]}]
     wish: dict[str, Any] = {"messages": messages, "max_completion_tokens": 30, "temperature": 0, "ignore_eos": True}
     answer = door.done(CHAT, model=MODEL, **wish)
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": expected(), "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": expected(), "refusal": None, "annotations": []}
+    assert answer["choices"][0]["message"] == message
     assert answer["object"] == "chat.completion"
     events = door.events(CHAT, **wish, stream_options={"include_usage": True})
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}

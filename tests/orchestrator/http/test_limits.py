@@ -1,31 +1,27 @@
-"""What a caller may hold: connections, half requests, bodies, unread answers; and what keeps a silent stream alive."""
+"""What a caller may hold: connections, half requests, bodies, unread answers."""
 
 from __future__ import annotations
 
 import json
 import socket
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException, HTTPResponse
 from threading import Event
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 
 from orchestrator.http import bodies, connection
-from orchestrator.http.openai.answers import EventStream
 from specwire.core.messages import FinishReason
-from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another, front, parsed, text_of
+from tests.orchestrator.http.front import COMPLETIONS, LIMIT_S, Front, another
 from tests.orchestrator.http.test_leaving import not_reading
-from tests.orchestrator.stack import PROMPT, TARGET, plain
+from tests.orchestrator.stack import PROMPT
 from tests.wait import asked_blocking, eventually
 
 WISH: dict[str, Any] = {"prompt": list(PROMPT), "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 SOON_S = 0.5
-# So slow that a token takes longer than the streams below may be silent.
-SLEEPY = f"{TARGET}:delay_ms=30"
 
 
 @contextmanager
@@ -166,59 +162,3 @@ def test_a_client_that_never_reads_is_cut(door: Front, monkeypatch: pytest.Monke
     monkeypatch.setattr(connection, "UNREAD_LIMIT_S", 2.0)
     with not_reading(door) as output:
         assert eventually(lambda: output.end is not None and output.end.reason is FinishReason.CANCELLED)
-
-
-# Silence
-
-
-@pytest.fixture(scope="module")
-def sleepy() -> Iterator[Front]:
-    with front(SLEEPY) as slow, another(slow, sse_keep_alive=0.005) as running:
-        yield running
-
-
-@pytest.mark.parametrize("path", [COMPLETIONS, "/console/generate"])
-def test_a_silent_stream_is_kept_alive(sleepy: Front, path: str) -> None:
-    wish = {**WISH, **({"stream": True} if path == COMPLETIONS else {})}
-
-    def silent_at_first(told: str) -> bool:
-        """It is answered before its first token is there. A loop that gets no time says nothing meanwhile."""
-        lines = [line for line in told.splitlines() if line]
-        first = next(index for index, line in enumerate(lines) if '"text":""' not in line and line.startswith("data"))
-        return lines.count(": nothing yet") > 3 and (path != COMPLETIONS or ": nothing yet" in lines[:first])
-
-    told = asked_blocking(lambda: sleepy.client.post(path, json=wish).text, silent_at_first)
-    assert told.rstrip().splitlines()[-1] == "data: [DONE]"
-    if path == COMPLETIONS:
-        assert text_of(parsed(told)) == " ".join(map(str, plain(TARGET, PROMPT, 3)))
-
-
-def test_what_fails_in_silence_is_an_event(sleepy: Front) -> None:
-    events = sleepy.events_begun(COMPLETIONS, **{**WISH, "max_tokens": 40, "timeout": 0.2})
-    assert events[-1]["error"]["code"] == "deadline_exceeded"
-
-
-def test_leaving_a_silent_stream_ends_its_session(sleepy: Front) -> None:
-    with httpx.Client(base_url=sleepy.url, timeout=LIMIT_S) as client:
-        wish = {**WISH, "max_tokens": 4000, "stream": True}
-        with client.stream("POST", COMPLETIONS, json=wish) as answer:
-            assert ": nothing yet" in answer.iter_lines()
-    running = sleepy.serving.orchestrator.sessions
-    assert eventually(lambda: all(each.view.output.end is not None for each in list(running.values())))
-
-
-async def test_what_ends_before_it_began_is_left_all_the_same() -> None:
-    left: list[bool] = []
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        yield b""
-
-    async def leave() -> None:
-        left.append(True)
-
-    async def gone(_: object = None) -> Any:
-        raise ConnectionResetError
-
-    with pytest.raises(ConnectionResetError):
-        await EventStream(events(), 1.0, leave)({}, gone, gone)
-    assert left == [True]

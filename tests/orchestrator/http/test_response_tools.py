@@ -24,6 +24,7 @@ TOOLS: Any = [
     {"type": "function", "name": "weather", "description": "Of a city.", "parameters": WEATHER, "strict": True},
     {"type": "function", "name": "now", "parameters": None, "strict": None},
 ]
+SEEDED: dict[str, Any] = {"seed": 5, "max_output_tokens": 200}
 NAMED: Any = {"type": "function", "name": "weather"}
 QUESTION = "How warm is it?"
 
@@ -85,6 +86,83 @@ def test_a_streamed_call(client: openai.OpenAI) -> None:
     assert final.output[0].arguments == whole.output[0].arguments == events[-1].arguments  # type: ignore[union-attr]
 
 
+# What Codex CLI sends: functions, those of a namespace, and tools of others.
+NAMESPACED: Any = [
+    {"type": "web_search"},
+    TOOLS[1],
+    {
+        "type": "namespace",
+        "name": "sky",
+        "description": "Of the sky.",
+        "tools": [{"type": "function", "name": "weather", "parameters": WEATHER}, {"type": "custom", "name": "draw"}],
+    },
+]
+SKY: Any = {"type": "function", "name": "weather", "namespace": "sky"}
+
+
+def test_functions_of_a_namespace(talking: Front, client: openai.OpenAI) -> None:
+    """The model calls them by one name; what is left out it does not see, and a response does not list it."""
+    model = model_of(client)
+    asked: Any = client.responses.create(model=model, input=QUESTION, tools=NAMESPACED, tool_choice=SKY, **WISH)
+    (call,) = asked.output
+    assert (call.type, call.name, call.namespace) == ("function_call", "weather", "sky")
+    jsonschema.validate(json.loads(call.arguments), WEATHER)
+    assert client.responses.retrieve(asked.id) == asked
+    assert [each.type for each in asked.tools] == ["function", "namespace"]
+    assert [each.name for each in asked.tools[1].tools] == ["weather"]
+    prompt = prompt_of(talking, asked.id)
+    assert '"name": "sky__weather"' in prompt
+    assert "web_search" not in prompt
+    assert "draw" not in prompt
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3 degrees"}
+    by_hand: Any = [{"role": "user", "content": QUESTION}, call.model_dump(exclude_none=True), result]
+    then: Any = client.responses.create(model=model, input=by_hand, **WISH)
+    assert '<tool_call>{"name": "sky__weather", "arguments": {' in prompt_of(talking, then.id)
+
+
+def test_tools_are_repeated_in_the_schemas_form(talking: Front) -> None:
+    told = talking.done("/v1/responses", input=QUESTION, tools=[{"type": "function", "name": "now"}])
+    assert told["tools"] == [
+        {"type": "function", "name": "now", "description": None, "parameters": None, "strict": False}
+    ]
+    assert '{"name": "now"}' in prompt_of(talking, told["id"])  # the template sees what was sent
+
+
+def test_allowed_tools(talking: Front) -> None:
+    """The prompt has all tools; a call is one of those that are allowed."""
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+    tools = [TOOLS[0], {**TOOLS[1], "description": "The time."}]
+    told = talking.done("/v1/responses", input=QUESTION, tools=tools, tool_choice=allowed, **SEEDED)
+    assert {item["name"] for item in told["output"]} == {"weather"}
+    assert told["tool_choice"] == allowed
+    assert "The time." in prompt_of(talking, told["id"])
+    for tools_of in ([], [{"type": "function", "name": "none"}], [{"type": "web_search"}]):
+        wish = {"input": QUESTION, "tools": tools, "tool_choice": {**allowed, "tools": tools_of}}
+        refused = talking.post("/v1/responses", **wish)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+
+
+# As many models' templates: a system message stands first, or nowhere.
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('only as the first') }}"
+    "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+
+
+def test_what_stands_before_the_conversation_is_one_message(talking: Front) -> None:
+    """Codex CLI sends two developer's messages, others `instructions` beside one: 400 with such a template."""
+    items = [
+        {"role": role, "content": text}
+        for role, text in (("developer", "Be brief."), ("system", "Be kind."), ("user", QUESTION))
+    ]
+    with another(talking, chat_template=STRICT) as door:
+        told = door.done("/v1/responses", input=items, instructions="You are a sailor.", **SEEDED)
+        text = f"system: You are a sailor.\n\nBe brief.\n\nBe kind.\nuser: {QUESTION}\n"
+        assert prompt_of(door, told["id"]) == text
+        late = door.post("/v1/responses", input=[*items, items[0]])
+        assert (late.status_code, "only as the first" in late.text) == (400, True)
+
+
 class Weather(BaseModel):
     city: str = Field(max_length=6)
     warm: bool
@@ -93,6 +171,18 @@ class Weather(BaseModel):
 def test_a_form_is_held(client: openai.OpenAI) -> None:
     done = client.responses.parse(model=model_of(client), input=QUESTION, text_format=Weather, **WISH)
     assert isinstance(done.output_parsed, Weather)
+
+
+def test_a_call_in_the_input_may_have_any_arguments(client: openai.OpenAI) -> None:
+    for arguments in ("{", None, {"a": 1}, "```json\n{}\n```"):
+        call: Any = {"type": "function_call", "call_id": "a", "name": "now", "arguments": arguments}
+        items: Any = [
+            {"role": "user", "content": "x"},
+            call,
+            {"type": "function_call_output", "call_id": "a", "output": "y"},
+        ]
+        done = client.responses.create(model=model_of(client), input=items, max_output_tokens=1)
+        assert done.status == "incomplete"
 
 
 HELD = 'Let me see. <tool_call>{"name": "now", "arguments": {}}</tool_call>'

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
 
@@ -22,6 +25,8 @@ from tests.wait import asked_blocking
 WORDS = " ".join(map(str, PROMPT))
 GREEDY = {"ignore_eos": True}
 LENGTH = 20
+RESPONSES = "/v1/responses"
+BROKEN = "the verifier is out of order"
 TOKENS = plain(TARGET, PROMPT, LENGTH)
 WHOLE = " ".join(map(str, TOKENS))
 STOPPED = {**GREEDY, "stop": [f" {plain(TARGET, PROMPT, LENGTH + 1)[-1]}"]}
@@ -53,6 +58,120 @@ def test_created_and_read_again(client: openai.OpenAI) -> None:
     stopped = created(client, extra_body={**GREEDY, "stop": [f" {TOKENS[5]}"]})
     assert (stopped.status, stopped.output_text) == ("completed", " ".join(map(str, TOKENS[:5])))
     assert client.responses.retrieve(stopped.id) == stopped
+
+
+# What each response has: those that Open Responses (2026-04-24) requires.
+REQUIRED = {
+    *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id"),
+    *("instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p"),
+    *("presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage"),
+    *("max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata"),
+    *("safety_identifier", "prompt_cache_key"),
+}
+
+
+def test_a_response_has_what_open_responses_requires(door: Front) -> None:
+    before = int(time.time())
+    more = {"presence_penalty": 0.0, "max_tool_calls": 3, "safety_identifier": "a", "prompt_cache_key": "b"}
+    told = door.done(RESPONSES, input=WORDS, max_output_tokens=40, temperature=0, **STOPPED, **more)
+    assert told.keys() >= REQUIRED
+    assert {name: told[name] for name in more} == more
+    assert (told["frequency_penalty"], told["top_logprobs"], told["service_tier"]) == (0, 0, "default")
+    assert told["status"] == "completed"
+    assert before <= told["created_at"] <= told["completed_at"] <= time.time()
+    cut = door.done(RESPONSES, input=WORDS, max_output_tokens=2, ignore_eos=True, truncation="auto")
+    assert (cut["status"], cut["completed_at"], cut["truncation"]) == ("incomplete", None, "disabled")
+
+
+def test_a_penalty_holds(client: openai.OpenAI) -> None:
+    """It was refused, though a chat has it."""
+    assert created(client, extra_body={**GREEDY, "presence_penalty": 2}).output_text != WHOLE
+
+
+def stored_end(door: Front, response: str) -> float:
+    stored = door.loop.run(door.serving.orchestrator.store.read(response.removeprefix("resp_")))
+    assert stored is not None
+    assert stored.ended is not None
+    return stored.ended
+
+
+def test_a_forgotten_response_was_completed_when_its_log_says(door: Front, client: openai.OpenAI) -> None:
+    done = created(client, extra_body={**GREEDY, "stop": [f" {TOKENS[5]}"]})
+    door.loop.run(forgotten(door, done.id.removeprefix("resp_")))
+    assert client.responses.retrieve(done.id).completed_at == int(stored_end(door, done.id))
+
+
+def test_a_stream_ends_as_open_responses_has_it(door: Front) -> None:
+    """The last event is [DONE]; `event` names each one's type."""
+    answer = door.post(RESPONSES, input=WORDS, max_output_tokens=4, stream=True)
+    events = [event.split("\n") for event in answer.text.rstrip().split("\n\n")]
+    assert events.pop() == ["data: [DONE]"]
+    for name, data in events:
+        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+
+
+def test_a_stream_that_fails_tells_the_error_and_the_response(door: Front) -> None:
+    """Nothing came behind an `error`, and that was no event of Open Responses, nor one that the client raises."""
+    with held(2) as let_go:
+        wish = {"input": WORDS, "max_output_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+        with door.client.stream("POST", RESPONSES, json=wish) as answer:
+            lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
+            session = json.loads(next(lines))["response"]["id"].removeprefix("resp_")
+            door.loop.run(broken(door, session))
+            let_go(1000)
+            *events, done = list(lines)
+    told = [event for event in map(json.loads, events) if event["type"] in ("error", "response.failed")]
+    error, last = told
+    assert (done, error["message"], error["error"]["message"]) == ("[DONE]", BROKEN, BROKEN)
+    assert (error["error"]["type"], error["error"]["code"]) == ("server_error", "unavailable")
+    response = last["response"]
+    assert (response["status"], response["error"]["message"], response["completed_at"]) == ("failed", BROKEN, None)
+    assert [item["status"] for item in response["output"]] in ([], ["incomplete"])
+
+
+async def broken(door: Front, session_id: str) -> None:
+    door.serving.orchestrator.sessions[session_id].fail(grpc.StatusCode.UNAVAILABLE, BROKEN)
+
+
+# Clients of OpenAI's Responses API send these, and a response is what it is without them.
+CODEX: dict[str, Any] = {
+    "store": False,
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "01a2",
+    "client_metadata": {"x-codex-installation-id": "fa03", "turn": "1"},
+    "text": {"verbosity": "low"},
+    "tools": [
+        {"type": "local_shell"},
+        {"type": "web_search", "external_web_access": False},
+        {"type": "image_generation", "output_format": "png"},
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start:"},
+        },
+    ],
+    "tool_choice": "auto",
+}
+
+
+@pytest.mark.parametrize("name", [*CODEX, "all"])
+def test_what_changes_no_answer_is_taken(door: Front, name: str) -> None:
+    """Codex CLI sends all of these: seven of eight were refused."""
+    sent = CODEX if name == "all" else {name: CODEX[name]}
+    told = door.done(RESPONSES, input=WORDS, max_output_tokens=LENGTH, temperature=0, ignore_eos=True, **sent)
+    assert told["output"][0]["content"][0]["text"] == WHOLE
+    assert told["tools"] == []  # of those that were available to the model
+    if name == "all":
+        assert told["reasoning"] == CODEX["reasoning"]
+        assert told["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+
+
+def test_compaction_is_no_response(door: Front) -> None:
+    """It was 405, as if a response of that name could be read."""
+    answer = door.post(f"{RESPONSES}/compact", model=MODEL, input=WORDS)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
 def test_at_another_orchestrator_of_the_log_it_would_be_told_from_there(door: Front, client: openai.OpenAI) -> None:
@@ -187,11 +306,18 @@ def test_cancelled_while_it_runs(door: Front, client: openai.OpenAI) -> None:
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"truncation": "middle"}, "truncation"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"max_tool_calls": 1}, "max_tool_calls"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"tools": [{"type": "funktion"}]}, "tools"),
+        ({"tools": ["function"]}, "tools"),
+        ({"tools": [{"type": ["function"]}]}, "tools"),
+        ({"tools": [{"type": "web_search"}] * 129}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "files", "tools": [{"name": "a"}] * 129}]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "files", "tools": [{"type": "function"}]}]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 5000}, "max_output_tokens"),
@@ -200,7 +326,8 @@ def test_cancelled_while_it_runs(door: Front, client: openai.OpenAI) -> None:
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"extra_body": {"messages": []}}, "messages"),
         ({"extra_body": {"n": 2}}, "n"),
-        ({"extra_body": {"reasoning": {"summary": "auto"}}}, "reasoning.summary"),
+        ({"extra_body": {"reasoning": {"summary": "long"}}}, "reasoning.summary"),
+        ({"extra_body": {"client_metadata": "x"}}, "client_metadata"),
         ({"given": [{"type": "image_generation_call", "id": "x", "result": None, "status": "completed"}]}, "input"),
         ({"given": []}, "input"),
         ({"given": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),

@@ -145,6 +145,54 @@ def test_what_is_no_call_is_content(tiny_door: Front) -> None:
         assert (cut.choices[0].finish_reason, cut.choices[0].message.tool_calls) == ("length", None)
 
 
+def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The message as clients put it together, and why it ended."""
+    message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
+    calls, reason = message["tool_calls"], ""
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            reason = choice.finish_reason or reason
+            message["content"] += choice.delta.content or ""
+            for call in choice.delta.tool_calls or ():
+                if call.index == len(calls):
+                    calls.append({"id": call.id, "type": call.type, "function": {"name": "", "arguments": ""}})
+                told = call.function
+                calls[call.index]["function"]["name"] += (told and told.name) or ""
+                calls[call.index]["function"]["arguments"] += (told and told.arguments) or ""
+    return message, reason
+
+
+@pytest.mark.parametrize("form", ["hermes", "pythonic"])
+def test_a_call_that_breaks_off_is_none_and_the_talk_goes_on(tiny_door: Front, form: str) -> None:
+    """Behind a whole one; cut by the model's end, a stop string or the length, or malformed."""
+    text = FORMATS[form].written([CALLS[0], ("weather", {"city": "Bonn", "unit": "C"})])
+    cut = text[: text.rindex("Bonn") + 2]
+    with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:
+        common: Any = {"model": client.models.list().data[0].id, "tools": TOOLS}
+        length = door.done("/tokenize", prompt=cut)["count"]
+        ways: list[tuple[dict[str, Any], str]] = [
+            (writing(cut), "stop"),
+            ({**writing(text), "stop": "nn"}, "stop"),
+            ({**writing(text), "max_completion_tokens": length}, "length"),
+            (writing(f'{cut}\x00"'), "stop"),
+        ]
+        for way, wanted in ways:
+            message, reason = streamed(client, {**common, **way})
+            assert (reason, len(message["tool_calls"])) == (wanted, 2)
+            choice = client.chat.completions.create(**common, **way).choices[0]
+            (whole,) = choice.message.tool_calls or []
+            assert choice.finish_reason == ("tool_calls" if wanted == "stop" else "length")
+            assert json.loads(whole.function.arguments) == CALLS[0][1]
+            assert "B" in (choice.message.content or "")
+            results: Any = [
+                {"role": "tool", "tool_call_id": call["id"], "content": "no"} for call in message["tool_calls"]
+            ]
+            talk: Any = [*TALK, message, *results, choice.message, results[0]]
+            done = client.chat.completions.create(**common, messages=talk, max_completion_tokens=1)
+            assert done.usage is not None
+            assert done.usage.completion_tokens == 1
+
+
 def test_a_stop_string_ends_a_text_with_calls(tiny_door: Front) -> None:
     with another(tiny_door, chat_template=HERMES) as door, client_of(door) as client:
         asked: Any = {"tools": TOOLS, "stop": "</tool_call>", **writing(WRITTEN["hermes"])}

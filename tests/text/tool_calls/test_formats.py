@@ -537,7 +537,7 @@ def test_what_a_grammar_lets_through_is_read_and_meets_its_schema(form: str, nam
     schema = {**CLOSED, **STRICT[name]}
     functions = [ToolFunction("f", schema, strict=True), ToolFunction("g", {**CLOSED, "properties": {}}, strict=True)]
     draw = random.Random(f"{form} {name}")
-    grammar = call_grammar(FORMATS[form], functions, forced=True, several=True, thinking=False)
+    grammar = call_grammar(FORMATS[form], functions, forced=True, several=True)
     for _ in range(4):
         text = written_at_random(grammar, draw)
         found = gathered(events_of(form, [text], None, functions))
@@ -554,7 +554,7 @@ def test_what_a_grammar_lets_through_is_read_and_meets_its_schema(form: str, nam
 def test_open_arguments(form: str) -> None:
     """A schema that allows any arguments gets some."""
     functions = [ToolFunction("f", {"type": "object"})]
-    grammar = call_grammar(FORMATS[form], functions, forced=True, several=False, thinking=False)
+    grammar = call_grammar(FORMATS[form], functions, forced=True, several=False)
     tokenizer = byte_level()
     grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
     for arguments in ({}, {"a": "x\ny"}, {"a": "1", "b_2": "é"}):

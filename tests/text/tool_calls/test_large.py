@@ -175,5 +175,5 @@ def test_a_grammar_repeats_little_of_a_schema(form: str, distinct: bool, kind: s
     schema = {"type": "object", "properties": members, "$defs": {"t": told}}
     if kind == "guidance":
         schema["x-guidance"] = {"lenient": False, "note": "x" * 40_000}
-    grammar = call_grammar(FORMATS[form], [ToolFunction("write", schema, strict=True)], True, True, False)
+    grammar = call_grammar(FORMATS[form], [ToolFunction("write", schema, strict=True)], True, True)
     assert len(grammar) < 4 * len(json.dumps(schema)) + MOST_REPEATED

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.text.constraint_process import Grammars
-from specwire.text.tool_calls.formats import FORMATS, ChatFamily
+from specwire.text.tool_calls.formats import FORMATS, THOUGHT, ChatFamily
 from specwire.text.tool_calls.grammar import call_grammar
 from specwire.text.tool_calls.parser import (
     CallBegun,
@@ -274,7 +274,8 @@ def test_what_a_grammar_allows(form: str, thinking: bool) -> None:
     def allowed(forced: bool, several: bool, text: str) -> bool:
         grammar = call_grammar(known, FUNCTIONS, forced, several, thinking)
         ids = [*tokenizer.encode(thought + text).ids, 0]
-        return grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))).take(ids) == len(ids)
+        constraint = Constraint(ConstraintKind.GRAMMAR, (grammar,), THOUGHT if thinking else "")
+        return grammars.begin(constraint).take(ids) == len(ids)
 
     one, two = call(("get_weather", RIGHT)), call(("get_weather", RIGHT), ("f", {"x": [1]}))
     for several in (False, True):

@@ -1,10 +1,4 @@
-"""Teach a head to say what its target would.
-
-The target computes its hidden states and logits of a window; the head is run over it as many steps deep as it will be
-used, and learns the target's distribution over the ids that it can say. What follows is the window's own text: a later
-step is only of use where the guesses before were right. What a step reads is the head's own output of the step before
-(training-time test: EAGLE-3, section 3.2).
-"""
+"""The steps of a training: its optimiser and rate, what is measured meanwhile, and the checkpoint it goes on from."""
 
 from __future__ import annotations
 
@@ -20,7 +14,6 @@ from torch import nn
 
 from specwire.core.model import ModelError
 from specwire.files import replaced
-from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.model_config import first_line
 from specwire.progress import LAST_LINE, ProgressBar
 
@@ -97,65 +90,6 @@ class Optimiser:
     def load(self, state: list[dict[str, object]]) -> None:
         for optimiser, saved in zip(self.optimisers, state, strict=True):
             optimiser.load_state_dict(saved)
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What a target says of windows. taps: (rows, length, taps x hidden). logits: (rows, length, vocabulary), float32.
-
-    scored: (rows, length), which tokens count where they are predicted.
-    """
-
-    tokens: torch.Tensor
-    taps: torch.Tensor
-    logits: torch.Tensor
-    scored: torch.Tensor
-
-
-@torch.no_grad()
-def lesson(
-    target: Any, tokens: torch.Tensor, taps: tuple[int, ...], scored: torch.Tensor, *, in_bfloat16: bool
-) -> Lesson:
-    """target: a causal model of transformers. tokens: (rows, length). scored: see `Lesson`.
-
-    in_bfloat16: compute in bfloat16, where autocast has it so.
-    """
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=in_bfloat16):
-        found = target(input_ids=tokens, use_cache=False, output_hidden_states=True)
-    features = torch.cat([found.hidden_states[tap] for tap in taps], -1)
-    return Lesson(tokens, features.float(), found.logits.float(), scored)
-
-
-def unrolled(head: Eagle3, given: Lesson, depth: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each step its logits, (rows, places, draft vocabulary), and the target's there, over the same ids.
-
-    Places are those of which all steps are within the window.
-    """
-    ids = head.target_ids(torch.arange(head.config.draft_vocabulary, device=given.tokens.device))
-    for step, own in enumerate(head.unrolled(given.tokens, given.taps, depth)):
-        yield own, given.logits[:, step + 1 : step + 1 + own.shape[1], ids]
-
-
-def loss_of(head: Eagle3, given: Lesson, depth: int, decay: float) -> torch.Tensor:
-    """Cross-entropy to the target's distribution and half of that to its best id, in nats, over steps."""
-    total = torch.zeros((), device=given.logits.device)
-    for step, (own, target) in enumerate(unrolled(head, given, depth)):
-        log_q, wanted = _scored(given, step, own).float().log_softmax(-1), _scored(given, step, target)
-        if len(wanted) == 0:
-            continue
-        soft = -(wanted.softmax(-1) * log_q).sum(-1).mean()
-        total = total + decay**step * (soft + 0.5 * nn.functional.nll_loss(log_q, wanted.argmax(-1)))
-    return total
-
-
-def at_predicted(of: torch.Tensor, step: int, places: int) -> torch.Tensor:
-    """Of (rows, length, ...) what stands at the tokens that a step predicts: (rows, places, ...)."""
-    return of[:, step + 2 : step + 2 + places]
-
-
-def _scored(given: Lesson, step: int, rows: torch.Tensor) -> torch.Tensor:
-    """Of a step's (rows, places, ...) those that predict a scored token, one behind the other."""
-    return rows[at_predicted(given.scored, step, rows.shape[1])]
 
 
 class Learnt(NamedTuple):
