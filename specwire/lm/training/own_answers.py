@@ -178,7 +178,7 @@ class OwnAnswers:
         self._random, self._generator = Random(seed), torch.Generator().manual_seed(seed)
         self._shared, self._header = texts, torch.empty(0)  # the slot that holds what stands before every turn
         for text in kept.texts:
-            prompts.new(kept.rows(text).tokens[: text.learnt].tolist())
+            prompts.new(kept.rows(text).tokens[: text.learnt].tolist(), text.kind)
         before = prompts.frame.before[:-1]
         if before:
             self._header = teacher.forward([Feed(self._shared, 0, before, 1)]).features.clone()

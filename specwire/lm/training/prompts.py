@@ -143,7 +143,7 @@ class Prompts:
         """
         while self._given:
             ids = [*self.frame.before, *self.encoded(self._given.pop()), *self.frame.behind]
-            if len(ids) < PROMPT.stop and self.new(ids):
+            if len(ids) < PROMPT.stop and self.new(ids, "given"):
                 return TargetPrompt(ids, True, "given")
         while True:
             kind = self._kind()
@@ -154,7 +154,7 @@ class Prompts:
                 ids = self.encoded(next(self._functions).head)
             else:
                 ids = [*self.frame.before, *self.encoded(self._request(kind)), *self.frame.behind]
-            if len(ids) in PROMPT and self.new(ids):
+            if len(ids) in PROMPT and self.new(ids, kind):
                 return TargetPrompt(ids, True, kind)
 
     def _kind(self) -> str:
@@ -181,12 +181,18 @@ class Prompts:
         if len(turn) not in TURN_TOKENS or len(set(turn)) < DIFFERENT * len(turn) or "<|" in text or "\ufffd" in text:
             return False
         ascii_, letters = (sum(map(test, text)) for test in (str.isascii, _is_letter))
-        return ascii_ >= ASCII * len(text) and letters >= LETTERS * len(text) and self.new(turn)
+        return ascii_ >= ASCII * len(text) and letters >= LETTERS * len(text) and self.new(turn, "turn")
 
-    def new(self, ids: Sequence[int]) -> bool:
-        """Whether it is apart from what is measured by, and was not asked before."""
+    def new(self, ids: Sequence[int], kind: str) -> bool:
+        """Whether it is apart from what is measured by, and was not asked before; of a turn its beginning tells.
+
+        ids: with or without what stands before and behind every turn, which says nothing.
+        """
+        before, behind = self.frame.before, self.frame.behind
+        if behind and tuple(ids[: len(before)]) == before and tuple(ids[-len(behind) :]) == behind:
+            ids = ids[len(before) : -len(behind)]
         told = " ".join(self._tokenizer.decode([*ids]).lower().split())
-        key = told[:SAME] if len(ids) in TURN_TOKENS else told
+        key = told[:SAME] if kind == "turn" else told
         if key in self._asked or not self.is_apart(ids):
             return False
         self._asked.add(key)
@@ -208,10 +214,12 @@ def texts_of(paths: Iterable[Path], option: str) -> Iterator[str]:
             if path.suffix != ".jsonl":
                 yield whole
                 continue
-            for line in filter(str.strip, whole.splitlines()):
+            for line in filter(str.strip, whole.split("\n")):
                 told = json.loads(line)
                 turns = told.get("turns") or [told[key] for key in ("prompt", "question", "text") if key in told]
-                yield from map(str, turns)
+                if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+                    raise ValueError(f"{line[:60]}: turns must be a list of strings, any other field a string")
+                yield from turns
         except (OSError, ValueError, AttributeError) as error:
             raise ModelError(f"{option}: {path}: cannot be read: {error}") from error
 

@@ -124,9 +124,9 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
     run = " ".join(f"w{n}" for n in range(13))
     (tmp_path / "bench.jsonl").write_text(json.dumps({"turns": ["w1 w2", f"w40 {run} w41"]}) + "\n")
     prompts = Prompts(teacher_text, [2], [*texts_of([tmp_path / "bench.jsonl"], "apart")], seed=1)
-    assert not prompts.new(prompts.encoded(f"w30 w31 {run}"))
+    assert not prompts.new(prompts.encoded(f"w30 w31 {run}"), "given")
     assert not prompts.is_apart(prompts.encoded(f"{run} w9"))
-    assert prompts.new(prompts.encoded(f"w30 {run.removesuffix('w12')} w31"))
+    assert prompts.new(prompts.encoded(f"w30 {run.removesuffix('w12')} w31"), "given")
 
 
 def test_what_cannot_be_read_to_be_apart_from_is_named(tmp_path: Path) -> None:
@@ -147,6 +147,31 @@ def test_what_is_given_is_asked_first_and_once(answering: Teacher, tmp_path: Pat
     frame = prompts.frame
     said = sorted(tuple(each.ids[len(frame.before) : -len(frame.behind)]) for each in asked[:9])
     assert said == sorted(tuple(prompts.encoded(f"w1 w{n} w2")) for n in range(9))
+
+
+def test_what_a_template_says_before_each_turn_makes_no_two_the_same() -> None:
+    """Nor a beginning that requests have alike; a turn of its own making that begins like another is the same."""
+    text = ModelText(_tokenizer().to_str().encode(), "{{ 'w8 ' * 24 }}" + TEMPLATE, {}, {})
+    same = " ".join(f"w{n % 7}" for n in range(21))
+    given = [f"{same} w{n}" for n in range(9)]
+    prompts = Prompts(text, [2], [], 3, given)
+    asked = [prompts.next() for _ in range(9)]
+    assert [each.kind for each in asked] == ["given"] * 9
+    assert not prompts.new(asked[0].ids, "given")
+    turn = prompts.encoded(f"w9 {same}")
+    assert prompts.new([*prompts.frame.before, *turn, *prompts.frame.behind], "turn")
+    assert [prompts.new(each, "turn") for each in (turn, [*turn, *turn], turn[1:] * 2)] == [False, False, True]
+
+
+def test_a_line_of_prompts_may_have_any_character_and_must_be_texts(tmp_path: Path) -> None:
+    file = tmp_path / "users.jsonl"
+    told = ["a\u2028b", "c\x85d"]
+    file.write_text("".join(json.dumps({"prompt": each}, ensure_ascii=False) + "\n" for each in told), encoding="utf-8")
+    assert [*texts_of([file], "prompts")] == told
+    for wrong in ({"turns": "abc"}, {"turns": [{"role": "user", "content": "a"}]}, {"prompt": 5}):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(ModelError, match=r"prompts: .*users.jsonl: cannot be read: .*must be a list of strings"):
+            [*texts_of([file], "prompts")]
 
 
 def test_functions_with_docstrings_are_found(tmp_path: Path) -> None:
