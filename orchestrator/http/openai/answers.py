@@ -28,7 +28,7 @@ from orchestrator.http.openai.prompts import by_id, by_text, echoed, joined
 from orchestrator.http.openai.requests import CompletionRequest
 from orchestrator.http.openai.usage import metrics_of, usage_of
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.sampling import finite
+from specwire.core.law.sampling import MOST_LOGPROBS, finite
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
 from specwire.text.tokenizer import TokenBytes
@@ -249,7 +249,7 @@ class CompletionShape(PlainShape):
         return {
             "tokens": [names.text(token) for token in told.tokens],
             "token_logprobs": [finite(known.logprob) for known in told.logprobs],
-            "top_logprobs": [by_text(known, len(known.top_ids), names) for known in told.logprobs],
+            "top_logprobs": list(by_text(told.tokens, told.logprobs, MOST_LOGPROBS, names)),
             "text_offset": list(told.offsets),
         }
 

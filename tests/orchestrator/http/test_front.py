@@ -194,6 +194,19 @@ def test_logprobs(door: Front) -> None:
     assert all(len(entry["top_logprobs"]) == 1 for entry in entries)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("echo", [False, True])
+def test_the_token_itself_is_always_among_the_most_probable(door: Front, count: int, echo: bool) -> None:
+    """Up to one more than were asked for, as OpenAI says of completions."""
+    asked = {"prompt": IDS, "logprobs": count, "echo": echo, "temperature": 2.0, "max_tokens": 12, "ignore_eos": True}
+    told = door.done(COMPLETIONS, **asked)["choices"][0]["logprobs"]
+    begin = 1 if echo else 0  # nothing stands before the first token
+    tops, tokens = told["top_logprobs"][begin:], told["tokens"][begin:]
+    assert [top[token] for top, token in zip(tops, tokens, strict=True)] == told["token_logprobs"][begin:]
+    assert {len(top) for top in tops} <= {max(1, count), count + 1}
+    assert count == 0 or any(max(top, key=top.get) != token for top, token in zip(tops, tokens, strict=True))
+
+
 def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
     whole = expected(length=60)
     wrong = " ".join(["1", *whole.split()[1:30], "2", *whole.split()[31:]])
