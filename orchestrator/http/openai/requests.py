@@ -178,7 +178,7 @@ class CompletionRequest:
     Attributes:
         template: what each session is asked for; lacks the prompt and n.
         n: completions of each prompt.
-        include_usage: streams end with the usage of all.
+        include_usage: streams end with the usage of all. usage_so_far: each event has it, as far as it has come.
         details: tell each token's id and outcome.
         timeout: seconds for everything; None for no limit.
         echo_logprobs: most probable ids told with each token of the echoed prompt; None for no log-probabilities.
@@ -192,6 +192,7 @@ class CompletionRequest:
     n: int
     stream: bool
     include_usage: bool
+    usage_so_far: bool
     details: bool
     timeout: float | None
     logprobs: bool
@@ -301,12 +302,14 @@ def _request(
     if template.provisional and not stream:
         raise InvalidParameter("provisional", "is shown in streams only")
     _without_effect(fields)
+    include_usage, usage_so_far = _usage_wanted(fields, stream)
     return CompletionRequest(
         model=model,
         template=template,
         n=n,
         stream=stream,
-        include_usage=_include_usage(fields, stream),
+        include_usage=include_usage,
+        usage_so_far=usage_so_far,
         details=fields.flag("details"),
         timeout=_timeout(fields),
         logprobs=logprobs,
@@ -404,16 +407,17 @@ def _sources(fields: Fields) -> pb.Sources | None:
     return pb.Sources(**{name: name in named for name in SOURCES})
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
+def _usage_wanted(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    """At the end, and with each event; the latter as vLLM has it, only beside the former."""
     options = fields.inner("stream_options")
     if options is None:
-        return False
+        return False, False
     if not stream:
         raise InvalidParameter("stream_options", "needs stream")
-    include = options.flag("include_usage")
+    include, so_far = options.flag("include_usage"), options.flag("continuous_usage_stats")
     options.fixed("include_obfuscation", False)
     options.end()
-    return include
+    return include, include and so_far
 
 
 def _timeout(fields: Fields) -> float | None:

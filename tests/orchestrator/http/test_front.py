@@ -123,6 +123,23 @@ def test_a_chat_is_its_template(door: Front) -> None:
     assert len({event["id"] for event in events}) == 1
 
 
+@pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": [IDS, WORDS]}), (CHAT, {"messages": [SAYS]})])
+@pytest.mark.parametrize("include", [True, False])
+def test_usage_so_far(door: Front, path: str, asked: dict[str, Any], include: bool) -> None:
+    """vLLM's `continuous_usage_stats`: of the whole request, and only where the usage is asked for at all."""
+    options = {"include_usage": include, "continuous_usage_stats": True}
+    events = door.events(path, **asked, n=2, max_tokens=9, ignore_eos=True, stream_options=options)
+    if not include:
+        assert not any("usage" in event for event in events)
+        return
+    *parts, last = (event["usage"] for event in events)
+    counted = [each["completion_tokens"] for each in parts]
+    assert counted == sorted(counted)
+    assert (counted[0], len(set(counted)) > 2) == (0, True)
+    assert parts[-1] == {name: last[name] for name in parts[-1]}
+    assert all(each["total_tokens"] == each["prompt_tokens"] + each["completion_tokens"] for each in parts)
+
+
 @pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": WORDS}), (CHAT, {"messages": [SAYS]})])
 def test_what_clients_send_for_other_services_changes_nothing(door: Front, path: str, asked: dict[str, Any]) -> None:
     known = {
