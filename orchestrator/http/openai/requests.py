@@ -50,12 +50,17 @@ def _response_format(fields: Fields) -> Named:
     kind = inner.choice("type", ("text", "json_object", "json_schema"))
     if kind is None:
         raise inner.invalid("type", "is required")
-    if kind == "json_schema":
-        found = _named_schema(inner)
-    else:
-        found = [("response_format", _schema("response_format", ANY_OBJECT))] if kind == "json_object" else []
+    found = _named_schema(inner) if kind == "json_schema" else _own_schema(inner) if kind == "json_object" else []
     inner.end()
     return found
+
+
+def _own_schema(inner: Fields) -> Named:
+    """Any object, or by `schema`, which llama.cpp's clients send with it."""
+    schema = inner.take("schema")
+    if schema is None:
+        return [("response_format", _schema("response_format", ANY_OBJECT))]
+    return [("response_format", _schema("response_format.schema", schema))]
 
 
 def _named_schema(inner: Fields) -> Named:
@@ -415,7 +420,7 @@ def _usage_wanted(fields: Fields, stream: bool) -> tuple[bool, bool]:
     if not stream:
         raise InvalidParameter("stream_options", "needs stream")
     include, so_far = options.flag("include_usage"), options.flag("continuous_usage_stats")
-    options.fixed("include_obfuscation", False)
+    options.flag("include_obfuscation")  # nothing is added to hide lengths
     options.end()
     return include, include and so_far
 
@@ -433,3 +438,14 @@ def _without_effect(fields: Fields) -> None:
         fields.text(name)
     fields.inner("metadata")
     fields.flag("store")
+    _cache_options(fields)
+
+
+def _cache_options(fields: Fields) -> None:
+    """How long a prompt may be kept for, and where it may be parted: ours are kept as there is room."""
+    inner = fields.inner("prompt_cache_options")
+    if inner is not None:
+        for name in ("mode", "ttl"):
+            inner.text(name)
+        inner.fixed("prewarm", False)
+        inner.end()

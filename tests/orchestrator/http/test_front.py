@@ -127,7 +127,7 @@ def test_a_chat_is_its_template(door: Front) -> None:
 @pytest.mark.parametrize("include", [True, False])
 def test_usage_so_far(door: Front, path: str, asked: dict[str, Any], include: bool) -> None:
     """vLLM's `continuous_usage_stats`: of the whole request, and only where the usage is asked for at all."""
-    options = {"include_usage": include, "continuous_usage_stats": True}
+    options = {"include_usage": include, "continuous_usage_stats": True, "include_obfuscation": True}
     events = door.events(path, **asked, n=2, max_tokens=9, ignore_eos=True, stream_options=options)
     if not include:
         assert not any("usage" in event for event in events)
@@ -147,6 +147,7 @@ def test_what_clients_send_for_other_services_changes_nothing(door: Front, path:
         "safety_identifier": "ada",
         "prompt_cache_key": "k",
         "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"mode": "implicit", "ttl": "30m", "prewarm": False},
         "metadata": {"topic": "x"},
         "store": True,
         "service_tier": "flex",

@@ -300,10 +300,20 @@ def test_cancelled_while_it_runs(door: Front, client: openai.OpenAI) -> None:
     assert client.responses.cancel(found) == told
 
 
+def test_what_holds_anyway_may_be_asked_for(client: openai.OpenAI) -> None:
+    reasoning: Any = {"effort": "low", "generate_summary": "auto", "context": "auto", "mode": "standard"}
+    done = created(client, reasoning=reasoning, prompt_cache_options={"mode": "implicit", "ttl": "30m"})
+    assert done.reasoning is not None
+    assert (done.reasoning.effort, done.reasoning.summary) == ("low", "auto")
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"background": True}, "background"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
