@@ -126,7 +126,7 @@ def test_a_chat_is_its_template(door: Front) -> None:
 @pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": [IDS, WORDS]}), (CHAT, {"messages": [SAYS]})])
 @pytest.mark.parametrize("include", [True, False])
 def test_usage_so_far(door: Front, path: str, asked: dict[str, Any], include: bool) -> None:
-    """vLLM's `continuous_usage_stats`: of the whole request, and only where the usage is asked for at all."""
+    """`continuous_usage_stats`, as vLLM has it: of the whole request, and only where the usage is asked for at all."""
     options = {"include_usage": include, "continuous_usage_stats": True, "include_obfuscation": True}
     events = door.events(path, **asked, n=2, max_tokens=9, ignore_eos=True, stream_options=options)
     if not include:
