@@ -366,8 +366,10 @@ class Responses:
     # Those that are there
 
     async def retrieve(self, call: Call) -> ASGIApp:
-        for name in call.query:
-            if name not in ("include_obfuscation",):
+        for name, value in call.query:
+            if name in ("include", "include[]"):
+                _check_included(Fields({"include": value}))
+            elif name != "include_obfuscation" and (name, value) != ("stream", "false"):
                 raise InvalidParameter(name, "is not served: a stored response is told whole")
         return await self._shown(call, *await self._stored(call))
 
