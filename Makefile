@@ -66,11 +66,14 @@ $(CLIENTS): tests/http_clients.txt
 	$(VENV)/clients/bin/python -m pip install -q --no-compile --no-deps --requirement tests/http_clients.txt
 	touch $@
 
-setup-conformance: $(CONFORMANCE) ## the suites of make conformance, in an environment of their own
+setup-conformance: $(CONFORMANCE) ## the suites of make conformance, beside the environment
 
-$(CONFORMANCE): tests/conformance.txt
+$(CONFORMANCE): tests/conformance.txt constraints.txt
 	"$(PYTHON)" -m venv --clear $(VENV)/conformance
 	$(VENV)/conformance/bin/python -m pip install -q --no-compile --no-deps --requirement $<
+	rm -rf build/conformance
+	$(VENV)/conformance/bin/python -m pip download -q --no-deps --no-binary openai --dest build/conformance "$$(grep '^openai==' constraints.txt)"
+	tar -xzf build/conformance/openai-*.tar.gz -C build/conformance
 	touch $@
 
 # The lowest versions that pyproject.toml permits of what it names; torch as it is in .venv: another build is gigabytes.
@@ -224,7 +227,7 @@ soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-
 fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
-conformance: $(STAMP) $(CONFORMANCE) ## suites of others, of Open Responses and of chats, against a stack with a real model (a few minutes)
+conformance: $(STAMP) $(CONFORMANCE) ## suites of others, of Open Responses, of chats and openai's own, against a stack with a real model (a few minutes)
 	$(BIN)/python -m scripts.setup_models smollm2-135m
 	$(BIN)/python -m tests.conformance
 

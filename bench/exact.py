@@ -31,6 +31,7 @@ from bench.speed.prompts import QUESTIONS
 from specwire.client import Chunk, Finished
 from specwire.lm.gguf_file import read_gguf
 from specwire.named_models import REAL, located
+from specwire.rpc.process import say
 
 AT_ONCE = 16
 TEMPERATURES = (0.0, 0.8)
@@ -177,7 +178,10 @@ def measure(settings: ExactSettings) -> ExactResults:
         with ExitStack() as cleanup:
             runner = cleanup.enter_context(asyncio.Runner())
             rig = Rig(settings, way, cleanup, runner)
-            rows += [_changed(rig, way, prompts, temperature) for temperature in TEMPERATURES]
+            for temperature in TEMPERATURES:
+                rows.append(_changed(rig, way, prompts, temperature))
+                counts = ", ".join(f"{how} {count}" for how, count in rows[-1].changed.items())
+                say(f"{way}, at {temperature:g}: of {len(prompts)} texts changed: {counts}")
     return ExactResults(settings, rows)
 
 

@@ -34,11 +34,18 @@ def test_only_a_text_that_was_cut_is_asked_for_again() -> None:
 
 
 def test_what_differs_from_the_table_is_told() -> None:
-    found = [Outcome("images", "failed", ["HTTP 400"]), Outcome("text", "passed", [])]
-    assert faults(found, {"images": "none"}) == []
+    found = [
+        Outcome("images", "failed", ["HTTP 400"]),
+        Outcome("text_a", "passed", []),
+        Outcome("a_text", "passed", []),
+    ]
+    assert faults(found, {"image.*": "none"}) == []
+    assert faults([Outcome("images", "failed", ["HTTP 500"])], {"images": "none"}) == [
+        "images: failed: HTTP 500, where a refusal was expected (none)"
+    ]
     assert faults(found, {}) == ["images: failed: HTTP 400, which is not expected"]
-    told = faults(found, {"images": "none", "text": "no letters", "gone": "of an older suite"})
+    told = faults(found, {"images": "none", "text_.": "no letters", "gone": "of an older suite"})
     assert told == [
-        "text: does not fail, which was expected (no letters)",
-        "gone: does not fail, which was expected (of an older suite)",
+        "text_a: passed, where a refusal was expected (no letters)",
+        "gone: matches no test (of an older suite)",
     ]

@@ -43,7 +43,7 @@ class Call:
     tenant: str
     body: bytes
     headers: dict[str, str]
-    query: dict[str, str]
+    query: list[tuple[str, str]]
     path: dict[str, str]
 
 
@@ -186,7 +186,7 @@ class Endpoint:
         check_length(headers.get("content-length", ""), most)
         space = held.enter_context(self._bodies.of(tenant))
         body = await read_body(request.stream(), space, most)
-        return Call(tenant, body, headers, dict(request.query_params), dict(request.path_params))
+        return Call(tenant, body, headers, request.query_params.multi_items(), dict(request.path_params))
 
     async def _respond(self, call: Call, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
         """held: the body's memory, until an answer begins."""

@@ -27,13 +27,15 @@ class Sizes(NamedTuple):
 class Runner(ABC):
     """Computes forwards over a slot cache of its own. It keeps no valid lengths: feeds say everything.
 
-    branches: whether feeds may have a tree. invariant: whether a trial found that a row has the bits of a step of one
-    token, however wide its window is and whoever shares the forward. layers: of one that can leave some out, else 0.
-    taps: of what enters these layers it tells the residual streams; none for one that tells nothing. tapped: those of
-    the last run (sum of tokens, taps x hidden). tapping: whether the next runs tell them; rows are the same without.
+    branches: whether feeds may have a tree. alike: whether rows of windows are computed as steps of one token are, at
+    any length of a text; invariant: a trial found, too, that they have the same bits, whoever shares the forward.
+    layers: of one that can leave some out, else 0. taps: of what enters these layers it tells the residual streams;
+    none for one that tells nothing. tapped: those of the last run (sum of tokens, taps x hidden). tapping: whether the
+    next runs tell them; rows are the same without.
     """
 
     branches = False
+    alike = False
     invariant = False
     layers = 0
     taps: Sequence[int] = ()

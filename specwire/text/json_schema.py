@@ -36,12 +36,12 @@ INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 IN_GRAMMAR = re.compile(r"%json\s*(?=\{)")
 
 
-class Unserved(ValueError):
+class UnservedSchema(ValueError):
     """The schema cannot be served; the message begins with the keyword."""
 
 
 def served_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema as the library serves it. Raises Unserved.
+    """The same schema as the library serves it. Raises UnservedSchema.
 
     One that is no schema is returned as it is: the library says what is wrong with it.
     """
@@ -49,7 +49,7 @@ def served_schema(schema: dict[str, Any]) -> dict[str, Any]:
         _check_references(schema)
         found: dict[str, Any] = _told(schema)
     except RecursionError:
-        raise Unserved("is nested too deeply") from None
+        raise UnservedSchema("is nested too deeply") from None
     except (TypeError, AttributeError):
         return schema
     return found
@@ -118,7 +118,7 @@ def _check_count(schema: Mapping[str, Any]) -> None:
     if "enum" in schema or "const" in schema or not isinstance(least, int) or not isinstance(required, list):
         return
     if least > len(required) + 1:
-        raise Unserved(f"minProperties: {least} is not served where {len(required)} are required")
+        raise UnservedSchema(f"minProperties: {least} is not served where {len(required)} are required")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def _check_references(schema: dict[str, Any]) -> None:
         before = len(endless)
         endless = {each for each in endless if not _ends(targets[each], endless)}
     if endless:
-        raise Unserved(f"$ref: no finite document fits {min(endless)}")
+        raise UnservedSchema(f"$ref: no finite document fits {min(endless)}")
 
 
 def _references(schema: Json) -> Iterator[str]:

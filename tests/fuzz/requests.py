@@ -50,7 +50,9 @@ SAMPLING: dict[str, Values] = {
 REQUEST: dict[str, Values] = {
     "n": st.integers(0, 3),
     "stream": st.booleans(),
-    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans(), "other": junk}),
+    "stream_options": st.fixed_dictionaries(
+        {}, optional={"include_usage": st.booleans(), "continuous_usage_stats": st.booleans(), "other": junk}
+    ),
     "drafting": st.sampled_from(["auto", "off", "drafters", "ngram"]),
     "request_id": st.sampled_from(["", "h1", "h2", "x" * 129]),
     "parent": st.sampled_from(["", "nobody's"]),

@@ -173,6 +173,8 @@ def test_the_doctor_times_each_runtime_that_computes_the_file(tmp_path: Path) ->
     assert [text.partition(":")[0] for text in told] == ["openvino", "llamacpp", "torch"]
     assert re.fullmatch(r"torch: V\(1\) \d+\.\d ms, V\(4\) \d+\.\d ms, V\(8\) \d+\.\d ms; guesses .*", told[-1])
     assert all(text.endswith(("; guesses change no bit", "; guesses may tip near-ties")) for text in told)
+    # Its trial is of a short text, where it gives equal bits; from some 300 positions on it does not.
+    assert told[1].endswith("guesses may tip near-ties")
 
 
 @pytest.mark.parametrize(

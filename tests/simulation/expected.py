@@ -135,15 +135,20 @@ class Expected(ABC):
         return FinishReason.LENGTH if full else None
 
     def _cut(self, tokens: Tokens, reason: FinishReason | None) -> End:
-        """At the stop string that is completed first; of two completed by the same character, the longer."""
+        """At the stop string that is completed first behind `min_tokens`; of two by the same character, the longer."""
         stops, decoded = self.wish.stop, self.decoded
         whole = decoded(tokens)
-        ends = [end for end in range(1, len(whole) + 1) if whole[:end].endswith(stops)] if stops else []
+
+        def count(end: int) -> int:
+            """Of the tokens that complete so much of the text."""
+            return next(n for n in range(1, len(tokens) + 1) if len(decoded(tokens[:n])) >= end)
+
+        completed = [end for end in range(1, len(whole) + 1) if whole[:end].endswith(stops)] if stops else []
+        ends = [end for end in completed if count(end) > self.wish.stopping.min_tokens]
         if not ends:
             return tuple(tokens), whole, reason
         cut = min(ends[0] - len(stop) for stop in stops if whole[: ends[0]].endswith(stop))
-        count = next(n for n in range(1, len(tokens) + 1) if len(decoded(tokens[:n])) >= ends[0])
-        return tuple(tokens[:count]), whole[:cut], FinishReason.STOP_STRING
+        return tuple(tokens[: count(ends[0])]), whole[:cut], FinishReason.STOP_STRING
 
 
 def _values(reported: TokenLogprobs) -> list[float]:

@@ -25,9 +25,9 @@ from orchestrator.http.endpoint import Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.prompts import by_id, by_text, echoed, joined
 from orchestrator.http.openai.requests import CompletionRequest
-from orchestrator.http.openai.usage import metrics_of, usage_of
+from orchestrator.http.openai.usage import counts, metrics_of, usage_of
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.sampling import finite
+from specwire.core.law.sampling import MOST_LOGPROBS, finite
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
 from specwire.text.tokenizer import TokenBytes
@@ -240,7 +240,7 @@ class CompletionShape(PlainShape):
         return {
             "tokens": [names.text(token) for token in told.tokens],
             "token_logprobs": [finite(known.logprob) for known in told.logprobs],
-            "top_logprobs": [by_text(known, len(known.top_ids), names) for known in told.logprobs],
+            "top_logprobs": list(by_text(told.tokens, told.logprobs, MOST_LOGPROBS, names)),
             "text_offset": list(told.offsets),
         }
 
@@ -414,7 +414,8 @@ OUTCOMES = {
 class AnswerChoice:
     """One session, as far as it has been told.
 
-    before: what its text begins with. end: where the newest token's text ends in the output, in code points.
+    before: what its text begins with. end: where the newest token's text ends in the output, in code points. decided:
+    tokens of the output up to there, in a stream.
     place: how far its reader has come; None where it cannot come back. scores: of its prompt, if asked for.
     of_prompt: what is told of them before the output's own log-probabilities.
     """
@@ -422,6 +423,7 @@ class AnswerChoice:
     before: str
     text: str = ""
     end: int = 0
+    decided: int = 0
     chunks: list[pb.Chunk] = field(default_factory=list)
     stats: pb.Stats = field(default_factory=pb.Stats)
     started: pb.Started = field(default_factory=pb.Started)
@@ -568,6 +570,8 @@ class Answer:
         self._shapes[index].begin(part.session_id)
         if self._resumable and choice.place is None:
             choice.place = StreamPlace.start(part)
+        if choice.place is not None:
+            choice.decided = choice.place.position - part.prompt_tokens
         told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
         if choice.before and choice.lacks(Stage.GOING):
             told.append(self._part(index, self._shape.delta(choice.before), choice.of_prompt))
@@ -575,6 +579,7 @@ class Answer:
 
     def _chunk(self, index: int, choice: AnswerChoice, part: pb.Chunk) -> list[bytes]:
         told = self._told(choice, [part])
+        choice.decided = part.position + len(part.tokens) - choice.started.prompt_tokens
         if choice.place is not None:
             _check_goes_on(choice.place)
             choice.place = choice.place.behind(part)
@@ -627,7 +632,9 @@ class Answer:
     ) -> bytes:
         choice = self._choice(index, content, told, reason, more)
         part = self._envelope(self._shape.part, [choice])
-        return event({**part, "usage": None} if self._request.include_usage else part, self._place())
+        if self._request.include_usage:
+            part["usage"] = self._usage_so_far() if self._request.usage_so_far else None
+        return event(part, self._place())
 
     def _place(self) -> str | None:
         """The reader's place after everything sent so far, this event included."""
@@ -644,6 +651,10 @@ class Answer:
         template = self._request.template
         predicted = template.WhichOneof("prediction") is not None or len(template.references) > 0
         return usage_of(self.stats, self._request.n, predicted)
+
+    def _usage_so_far(self) -> Json:
+        prompts = sum(choice.started.prompt_tokens for choice in self._choices[:: self._request.n])
+        return counts(prompts, sum(choice.decided for choice in self._choices))
 
     @property
     def stats(self) -> list[pb.Stats]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -27,15 +27,18 @@ def echoed(scores: PromptScores, top: int, served: Served) -> Json:
     return {
         "tokens": [names.text(token) for token in scores.tokens],
         "token_logprobs": [None, *(finite(known.logprob) for known in scores.logprobs)],
-        "top_logprobs": [None, *(by_text(known, top, names) for known in scores.logprobs)],
+        "top_logprobs": [None, *by_text(scores.tokens[1:], scores.logprobs, top, names)],
         "text_offset": [0, *ends[:-1]],
     }
 
 
-def by_text(known: common_pb2.TokenLogprobs, top: int, names: TokenBytes) -> Json:
-    """Log-probabilities by text. Where two tokens have the same text, the most probable one counts."""
-    pairs = list(zip(known.top_ids, known.top_logprobs, strict=True))[:top]
-    return {names.text(token): finite(logprob) for token, logprob in reversed(pairs)}
+def by_text(
+    tokens: Iterable[int], logprobs: Iterable[common_pb2.TokenLogprobs], top: int, names: TokenBytes
+) -> Iterator[Json]:
+    """Of each token the most probable ones and its own, by text. Of several with one text the most probable counts."""
+    for token, known in zip(tokens, logprobs, strict=True):
+        best = list(zip(known.top_ids, known.top_logprobs, strict=True))[:top]
+        yield {names.text(each): finite(logprob) for each, logprob in [(token, known.logprob), *reversed(best)]}
 
 
 def by_id(scores: PromptScores, top: int, names: TokenBytes) -> list[Json | None]:

@@ -50,12 +50,17 @@ def _response_format(fields: Fields) -> Named:
     kind = inner.choice("type", ("text", "json_object", "json_schema"))
     if kind is None:
         raise inner.invalid("type", "is required")
-    if kind == "json_schema":
-        found = _named_schema(inner)
-    else:
-        found = [("response_format", _schema("response_format", ANY_OBJECT))] if kind == "json_object" else []
+    found = _named_schema(inner) if kind == "json_schema" else _own_schema(inner) if kind == "json_object" else []
     inner.end()
     return found
+
+
+def _own_schema(inner: Fields) -> Named:
+    """Any object, or by `schema`, which llama.cpp's clients send with it."""
+    schema = inner.take("schema")
+    if schema is None:
+        return [("response_format", _schema("response_format", ANY_OBJECT))]
+    return [("response_format", _schema("response_format.schema", schema))]
 
 
 def _named_schema(inner: Fields) -> Named:
@@ -178,7 +183,7 @@ class CompletionRequest:
     Attributes:
         template: what each session is asked for; lacks the prompt and n.
         n: completions of each prompt.
-        include_usage: streams end with the usage of all.
+        include_usage: streams end with the usage of all. usage_so_far: each event has it, as far as it has come.
         details: tell each token's id and outcome.
         timeout: seconds for everything; None for no limit.
         echo_logprobs: most probable ids told with each token of the echoed prompt; None for no log-probabilities.
@@ -192,6 +197,7 @@ class CompletionRequest:
     n: int
     stream: bool
     include_usage: bool
+    usage_so_far: bool
     details: bool
     timeout: float | None
     logprobs: bool
@@ -301,12 +307,14 @@ def _request(
     if template.provisional and not stream:
         raise InvalidParameter("provisional", "is shown in streams only")
     _without_effect(fields)
+    include_usage, usage_so_far = _usage_wanted(fields, stream)
     return CompletionRequest(
         model=model,
         template=template,
         n=n,
         stream=stream,
-        include_usage=_include_usage(fields, stream),
+        include_usage=include_usage,
+        usage_so_far=usage_so_far,
         details=fields.flag("details"),
         timeout=_timeout(fields),
         logprobs=logprobs,
@@ -404,16 +412,17 @@ def _sources(fields: Fields) -> pb.Sources | None:
     return pb.Sources(**{name: name in named for name in SOURCES})
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
+def _usage_wanted(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    """At the end, and with each event; the latter as vLLM has it, only beside the former."""
     options = fields.inner("stream_options")
     if options is None:
-        return False
+        return False, False
     if not stream:
         raise InvalidParameter("stream_options", "needs stream")
-    include = options.flag("include_usage")
-    options.fixed("include_obfuscation", False)
+    include, so_far = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    options.flag("include_obfuscation")  # nothing is added to hide lengths
     options.end()
-    return include
+    return include, include and so_far
 
 
 def _timeout(fields: Fields) -> float | None:
@@ -429,3 +438,14 @@ def _without_effect(fields: Fields) -> None:
         fields.text(name)
     fields.inner("metadata")
     fields.flag("store")
+    _cache_options(fields)
+
+
+def _cache_options(fields: Fields) -> None:
+    """How long a prompt may be kept for, and where it may be parted: ours are kept as there is room."""
+    inner = fields.inner("prompt_cache_options")
+    if inner is not None:
+        for name in ("mode", "ttl"):
+            inner.text(name)
+        inner.fixed("prewarm", False)
+        inner.end()

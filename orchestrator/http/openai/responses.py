@@ -62,8 +62,18 @@ VERSION = 1
 # Fields that mean here what they mean for a chat.
 SHARED = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "parallel_tool_calls", "user"),
-    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier", "timeout", "priority"),
-    *("rule", "drafting", "specwire", "private", "ignore_eos", "min_tokens", "chat_template_kwargs"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier"),
+    *(
+        "timeout",
+        "priority",
+        "rule",
+        "drafting",
+        "specwire",
+        "private",
+        "ignore_eos",
+        "min_tokens",
+        "chat_template_kwargs",
+    ),
     *("presence_penalty", "frequency_penalty"),
 )
 # What `include` may ask for: of tools that nobody calls here, of images, and reasoning that only its maker can read,
@@ -358,8 +368,10 @@ class Responses:
     # Those that are there
 
     async def retrieve(self, call: Call) -> ASGIApp:
-        for name in call.query:
-            if name not in ("include_obfuscation",):
+        for name, value in call.query:
+            if name in ("include", "include[]"):
+                _check_included(Fields({"include": value}))
+            elif name != "include_obfuscation" and (name, value) != ("stream", "false"):
                 raise InvalidParameter(name, "is not served: a stored response is told whole")
         return await self._shown(call, *await self._stored(call))
 
@@ -530,9 +542,15 @@ def _chat_format(form: Json) -> Json:
 
 
 def _reasoning(fields: Fields) -> Json:
-    """`reasoning`, as a response has it. Nothing is summarised: reasoning is told whole."""
+    """`reasoning`, as a response has it. Nothing is summarised: reasoning is told whole.
+
+    `generate_summary` is an older name of `summary`. Earlier reasoning is shown as the chat template does.
+    """
     inner = fields.inner("reasoning") or Fields({})
-    told = {"effort": inner.text("effort"), "summary": inner.choice("summary", SUMMARIES)}
+    older, newer = (inner.choice(name, SUMMARIES) for name in ("generate_summary", "summary"))
+    told = {"effort": inner.text("effort"), "summary": newer or older}
+    inner.fixed("context", "auto")
+    inner.fixed("mode", "standard")
     inner.end()
     return told
 

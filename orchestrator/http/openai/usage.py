@@ -49,6 +49,11 @@ def _sum(counts: Iterable[tuple[int, int, int]]) -> DraftTally:
     return whole
 
 
+def counts(prompt: int, completion: int) -> Json:
+    """Tokens, as OpenAI's usage names them."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
 def usage_of(stats: Sequence[pb.Stats], n: int, predicted: bool) -> Json:
     """OpenAI's usage of sessions of which each `n` share a prompt. predicted: the request has a prediction, references.
 
@@ -58,9 +63,7 @@ def usage_of(stats: Sequence[pb.Stats], n: int, predicted: bool) -> Json:
     completion = sum(each.output_tokens for each in stats)
     counted = by_source(stats)["prediction"] if predicted else total(stats)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        **counts(prompt, completion),
         "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[::n])},
         "completion_tokens_details": {
             "accepted_prediction_tokens": counted.accepted,

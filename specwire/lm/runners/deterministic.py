@@ -35,6 +35,8 @@ class DeterministicRunner(Runner):
     is asked of it.
     """
 
+    alike = True
+
     def __init__(self, runner: Runner, widths: Sequence[int], spare: int) -> None:
         self.runner = runner
         self.widths = tuple(sorted(widths))

@@ -46,7 +46,7 @@ class Trial:
         off = self.deviation(runner, slots)
         if off <= 1 and runner.branches:
             runner.branches = self._takes_trees(runner, slots)
-        runner.invariant = off <= 1 and self.is_invariant(runner, slots)
+        runner.invariant = off <= 1 and runner.alike and self.is_invariant(runner, slots)
         if not runner.invariant:
             logger.info("%s rounds a row by what it is computed with: guesses may tip near-ties", type(runner).__name__)
         runner.zero(slots - 1, len(self._text) + 1)

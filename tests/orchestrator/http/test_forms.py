@@ -37,6 +37,10 @@ UNDERSTOOD: list[tuple[dict[str, Any], Constraint | None]] = [
     ({"response_format": None}, None),
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, OBJECT),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        of(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    ),
     ({"response_format": FORMAT}, of(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA))),
     ({"structured_outputs": {"json": {"type": "object"}}}, OBJECT),
     ({"structured_outputs": {"json": '{"type": "object"}'}}, OBJECT),
@@ -63,6 +67,8 @@ MISTAKEN: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {}}, "response_format.type: is required"),
     ({"response_format": {"type": "xml"}}, "response_format.type: must be one of text, json_object, json_schema"),
     ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x: is not a field"),
+    ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema: must be a JSON object"),
+    ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema: is not a field"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: is required"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "json_schema.schema: is required"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "schema: must be a JSON object"),
@@ -101,6 +107,10 @@ def test_the_official_client_gets_what_it_asks_for(tiny_door: Front) -> None:
             model=model, messages=TALK, response_format=FORMAT, max_completion_tokens=200, seed=4, stream=True
         )
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+        own: Any = {"type": "json_object", "schema": SCHEMA}
+        likewise = client.chat.completions.create(
+            model=model, messages=TALK, response_format=own, max_completion_tokens=200, seed=4
+        )
         chosen = client.completions.create(
             model=model, prompt="x", max_tokens=50, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
         )
@@ -118,7 +128,7 @@ def test_the_official_client_gets_what_it_asks_for(tiny_door: Front) -> None:
         thing = json.loads(choice.message.content or "")
         assert thing["colour"] in ("red", "green")
         assert 0 <= thing["count"] < 100
-    assert streamed == done.choices[0].message.content
+    assert streamed == done.choices[0].message.content == likewise.choices[0].message.content
     assert (chosen.choices[0].finish_reason, chosen.choices[0].text) in (("stop", "yes"), ("stop", "no"))
     assert cut.choices[0].finish_reason == "length"
     assert caught.value.param == "response_format"

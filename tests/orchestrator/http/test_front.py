@@ -142,6 +142,23 @@ def test_a_chat_is_its_template(door: Front) -> None:
     assert len({event["id"] for event in events}) == 1
 
 
+@pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": [IDS, WORDS]}), (CHAT, {"messages": [SAYS]})])
+@pytest.mark.parametrize("include", [True, False])
+def test_usage_so_far(door: Front, path: str, asked: dict[str, Any], include: bool) -> None:
+    """`continuous_usage_stats`, as vLLM has it: of the whole request, and only where the usage is asked for at all."""
+    options = {"include_usage": include, "continuous_usage_stats": True, "include_obfuscation": True}
+    events = door.events(path, **asked, n=2, max_tokens=9, ignore_eos=True, stream_options=options)
+    if not include:
+        assert not any("usage" in event for event in events)
+        return
+    *parts, last = (event["usage"] for event in events)
+    counted = [each["completion_tokens"] for each in parts]
+    assert counted == sorted(counted)
+    assert (counted[0], len(set(counted)) > 2) == (0, True)
+    assert parts[-1] == {name: last[name] for name in parts[-1]}
+    assert all(each["total_tokens"] == each["prompt_tokens"] + each["completion_tokens"] for each in parts)
+
+
 @pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": WORDS}), (CHAT, {"messages": [SAYS]})])
 def test_what_clients_send_for_other_services_changes_nothing(door: Front, path: str, asked: dict[str, Any]) -> None:
     known = {
@@ -149,6 +166,7 @@ def test_what_clients_send_for_other_services_changes_nothing(door: Front, path:
         "safety_identifier": "ada",
         "prompt_cache_key": "k",
         "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"mode": "implicit", "ttl": "30m", "prewarm": False},
         "metadata": {"topic": "x"},
         "store": True,
         "service_tier": "flex",
@@ -211,6 +229,19 @@ def test_logprobs(door: Front) -> None:
     assert [entry["logprob"] for entry in entries] == told["token_logprobs"]
     assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in entries)
     assert all(len(entry["top_logprobs"]) == 1 for entry in entries)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("echo", [False, True])
+def test_the_token_itself_is_always_among_the_most_probable(door: Front, count: int, echo: bool) -> None:
+    """Up to one more than were asked for, as OpenAI says of completions."""
+    asked = {"prompt": IDS, "logprobs": count, "echo": echo, "temperature": 2.0, "max_tokens": 12, "ignore_eos": True}
+    told = door.done(COMPLETIONS, **asked)["choices"][0]["logprobs"]
+    begin = 1 if echo else 0  # nothing stands before the first token
+    tops, tokens = told["top_logprobs"][begin:], told["tokens"][begin:]
+    assert [top[token] for top, token in zip(tops, tokens, strict=True)] == told["token_logprobs"][begin:]
+    assert {len(top) for top in tops} <= {max(1, count), count + 1}
+    assert count == 0 or any(max(top, key=top.get) != token for top, token in zip(tops, tokens, strict=True))
 
 
 def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:

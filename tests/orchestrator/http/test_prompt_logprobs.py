@@ -57,9 +57,13 @@ def check(told: dict[str, Any], ids: list[int], log_p: torch.Tensor, top: int) -
     assert told["top_logprobs"][0] is None
     own = log_p.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
     assert told["token_logprobs"][1:count] == pytest.approx(own.tolist(), abs=1e-4)
-    for row, best in zip(log_p, told["top_logprobs"][1:count], strict=True):
-        assert sorted(best.values(), reverse=True) == pytest.approx(row.topk(len(best)).values.tolist(), abs=1e-4)
-        assert len(best) == top
+    for row, best, token, logprob in zip(
+        log_p, told["top_logprobs"][1:count], told["tokens"][1:count], own, strict=True
+    ):
+        assert best[token] == pytest.approx(logprob.item(), abs=1e-4)
+        values = sorted(best.values(), reverse=True)
+        assert values[:top] == pytest.approx(row.topk(top).values.tolist(), abs=1e-4)
+        assert len(values) == top + (logprob < row.topk(top).values[-1])
 
 
 def test_echo_equals_transformers(demo: Front, reference: tuple[Any, Any]) -> None:

@@ -268,6 +268,21 @@ async def left(door: Front, response: str) -> object:
         return None
 
 
+def test_what_is_asked_of_a_stored_one(client: openai.OpenAI) -> None:
+    done = created(client)
+    known: Any = {"include": ["file_search_call.results", "reasoning.encrypted_content"], "stream": False}
+    assert client.responses.retrieve(done.id, include_obfuscation=True, **known) == done
+    refused: list[tuple[Any, str]] = [
+        ({"include": ["message.output_text.logprobs", *known["include"]]}, "include"),
+        ({"starting_after": 0}, "starting_after"),
+        ({"stream": True}, "stream"),
+    ]
+    for asked, param in refused:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.retrieve(done.id, **asked)
+        assert caught.value.param == param
+
+
 def test_it_may_be_private(door: Front, client: openai.OpenAI) -> None:
     done = created(client, extra_body={**GREEDY, "private": True})
     assert door.serving.orchestrator.sessions[done.id.removeprefix("resp_")].view.record.private
@@ -300,10 +315,20 @@ def test_cancelled_while_it_runs(door: Front, client: openai.OpenAI) -> None:
     assert client.responses.cancel(found) == told
 
 
+def test_what_holds_anyway_may_be_asked_for(client: openai.OpenAI) -> None:
+    reasoning: Any = {"effort": "low", "generate_summary": "auto", "context": "auto", "mode": "standard"}
+    done = created(client, reasoning=reasoning, prompt_cache_options={"mode": "implicit", "ttl": "30m"})
+    assert done.reasoning is not None
+    assert (done.reasoning.effort, done.reasoning.summary) == ("low", "auto")
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"background": True}, "background"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": ["message.output_text.logprobs"]}, "include"),

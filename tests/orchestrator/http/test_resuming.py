@@ -102,6 +102,21 @@ WISHES = {
 }
 
 
+def test_who_comes_back_is_told_the_same_usage_so_far(door: Front) -> None:
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    asked = COMPLETIONS, {**ASKED, **options, "request_id": "usage so far"}
+    whole = read(door, *asked)
+    for cut in (1, 4, len(whole) - 2):
+        opening, *rest = read(door, *asked, after=whole[cut - 1].place)
+        assert told_usage(opening) == told_usage(whole[cut - 1])
+        assert [told_usage(each) for each in rest[-2:-1]] == [told_usage(whole[-2])]
+
+
+def told_usage(event: Event) -> tuple[int, int]:
+    usage = json.loads(event.data)["usage"]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
 @pytest.mark.parametrize("name", WISHES)
 def test_a_cut_after_any_event_costs_nothing_and_repeats_nothing(door: Front, name: str) -> None:
     path, wish = WISHES[name]

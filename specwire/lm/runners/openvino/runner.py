@@ -154,6 +154,8 @@ def _half_order(head_dim: int) -> torch.Tensor:
 class OpenvinoRunner(OverPages, Runner):
     """`Runner` with the weights of a Hugging Face model of MODEL_TYPES, which can be freed."""
 
+    alike = True
+
     def __init__(
         self,
         model: PreTrainedModel,
