@@ -90,7 +90,7 @@ def test_good_guesses_pay(source: str, steps: tuple[float, ...], period: int, ga
 
 def test_a_drafter_whose_turns_no_ledger_bears_is_told_to_stop() -> None:
     """Its chunks would come too late for a verifier that does not wait, and be in the way of each forward."""
-    cell = cell_of("drafter", "head", 70_000.0, 0.1, steps=STEPS, seed=2)
+    cell = cell_of("drafter", "head", 70_000.0, 0.25, steps=STEPS, seed=4)
     result = simulate(cell, AUTO)
     assert result.elapsed_us < 1.02 * TOKENS * cell.V_us
     assert any(planned.reason == "off: no turn that its ledger could bear" for planned in result.plans)

@@ -338,13 +338,13 @@ class DrafterPacing:
         self._chunks += 1
         self._here = self._here or live
         asked_us = self._verdicts.get(proposal.base) if proposal.offset == 0 else None
-        took_us, beside_us = float(proposal.draft_us), 0.0
+        # 0 tells nothing: of two chunks that are sent together the first has it all. Who never tells takes no time.
+        took_us, beside_us = float(proposal.draft_us or (self.learnt.draft_us is None)), 0.0
         if self._drafter.shares_cores:
             took_us = took_us if asked_us is None else max(0.0, arrived_us - asked_us)
             begun_us = arrived_us - took_us
             beside_us = sum(max(0.0, min(arrived_us, ended) - max(begun_us, began)) for began, ended in forwards)
-        # 0 tells nothing: of two chunks that are sent together the first has it all.
-        if took_us and (self._chunks > 1 or self.learnt.draft_us is None):
+        if took_us and proposal.tokens and (self._chunks > 1 or self.learnt.draft_us is None):
             # The tokens of a tree's piece were drafted in one forward unless its chunk asked for more.
             levels = min(self.plan.pace.chunk, len(proposal.tokens)) if proposal.parents else len(proposal.tokens)
             self.learnt.drafted(max(1, levels), took_us, beside_us)
