@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice, takewhile
@@ -47,11 +47,6 @@ class HeadRequest(NamedTuple):
     depth: int
 
 
-# Told of each forward of a head's draft: the places of the requests that it was for, and of each the probability of the
-# likeliest token. Returns whether there is to be another one.
-GoOn = Callable[[Sequence[int], Sequence[float]], bool]
-
-
 class DraftingModel:
     """A target that drafts behind its own texts: by a head beside it, or by some of its layers."""
 
@@ -79,11 +74,8 @@ class DraftingModel:
     def stop(self) -> None:
         """Nothing will be asked any more."""
 
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
-        """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is.
-
-        go_on: told after each forward, and may end the draft; None: nothing is told.
-        """
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+        """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is."""
         raise NotImplementedError
 
 

@@ -58,21 +58,6 @@ def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow]
     return [_draw_one(scores[index], tokens[index], row) for index, row in enumerate(rows)]
 
 
-def confidences(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[float]:
-    """The probability of the likeliest token of each row of `logits` (rows, ids), of all of these ids.
-
-    Under greedy that is the token drawn; under coupled it says more about agreement than the drawn token's own
-    probability does, because both models see the same noise.
-    """
-    scaled = logits.float()
-    if not all(row.plain for row in rows):
-        temperatures = [row.sampling.temperature or 1.0 for row in rows]
-        scaled = scaled / scaled.new_tensor(temperatures)[:, None]
-    mass = (scaled - scaled.amax(dim=1, keepdim=True)).exp_().sum(dim=1)
-    found: list[float] = mass.reciprocal_().tolist()
-    return found
-
-
 def _draw_best(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
     # Not worth carrying whole rows over; top_p then counts the candidates' mass alone.
     best, ids = (each.cpu().numpy() for each in logits.topk(min(CANDIDATES, logits.shape[1]), dim=1))

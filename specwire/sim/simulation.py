@@ -14,7 +14,7 @@ from specwire.sim.clock import STEADY, Clock, Drift, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import RANKS, Guesses, drawn_trace, repeating_text
 from specwire.sim.orchestrator import SOURCE, Delays, Planned, SimOrchestrator, SimStats
-from specwire.sim.verifier import ForwardCost, SimVerifier
+from specwire.sim.verifier import ForwardCost, SimVerifier, by_thumb
 from specwire.telemetry.tally import DraftCounts
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -25,6 +25,7 @@ from specwire.telemetry.tally import DraftCounts
 class Policy:
     """plan: auto[:BRANCHES], or a fixed one. patient: the verifier waits for all that is due, whatever it costs, and
     keeps no ledger. drafting: there is a drafter. heads: a verifier's head may draft, too, where a cell has one.
+    thumb: what guesses from texts are tested is planned by a rule of thumb.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Policy:
     patient: bool = False
     drafting: bool = True
     heads: bool = False
+    thumb: bool = False
 
     def assigned(self, shares_cores: bool, branching: bool = False) -> AssignedDrafter:
         """The drafter. branching: it can."""
@@ -43,6 +45,9 @@ AUTO, CHAIN = Policy("auto", heads=True), Policy("auto:1", "auto:1", heads=True)
 PLAIN = Policy("plain", "off", drafting=False)
 # The head alone.
 HEADS = Policy("heads", "off", drafting=False, heads=True)
+# The rule of thumb that the planner must be worth: n-grams if greedy or alone, else nothing. Each guess is tested
+# whole, whatever its rows cost; all simulated texts are greedy.
+RULE = Policy("rule", "off", drafting=False, thumb=True)
 
 
 def fixed(spec: str) -> Policy:
@@ -62,7 +67,7 @@ def stream_wait(chunk: int, run_ahead: int) -> Policy:
 
 
 def parse_policy(spec: str) -> Policy:
-    """auto[:BRANCHES], plain, heads, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or
+    """auto[:BRANCHES], plain, heads, rule, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K or
     stream-wait:CHUNK,RUN_AHEAD.
 
     Raises:
@@ -80,6 +85,8 @@ def parse_policy(spec: str) -> Policy:
                 return PLAIN
             case "heads", []:
                 return HEADS
+            case "rule", []:
+                return RULE
             case "textbook", [k]:
                 parse_plan(f"lockstep:{k}")
                 return textbook(k)
@@ -90,7 +97,7 @@ def parse_policy(spec: str) -> Policy:
     except ValueError as error:
         raise InvalidParameter(
             "policy",
-            f"must be auto[:BRANCHES], plain, heads, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K "
+            f"must be auto[:BRANCHES], plain, heads, rule, off, lockstep:K, stream:CHUNK,RUN_AHEAD[,DUE], textbook:K "
             f"or stream-wait:CHUNK,RUN_AHEAD, not {spec!r}",
         ) from error
 
@@ -321,6 +328,8 @@ class _Run:
         target = Machine(self.clock)
         slots, head = sessions, (cell.head_us, len(cell.head), cell.tapped_us)
         self.verifier = SimVerifier(self.clock, target, cell.cost, cell.step_us, policy.patient, slots, *head)
+        if policy.thumb:
+            self.verifier.engine.plan = by_thumb
         machines = [target if cell.shared_host else Machine(self.clock) for _ in range(drafters)]
         self.drafters = [
             SimDrafter(self.clock, each, cell.draft_us, cell.draft_slope, cell.row_slope, cell.branching)

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from specwire.core.draft import DraftingModel, GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.acceptance import RowChoice
 from specwire.core.law.sampling import TokenScore
 from specwire.core.messages import MOST_WINDOW, SourceKind, TokenLogprobs
@@ -21,6 +21,7 @@ from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import LEAST_BEHIND, MOST_HEAD_DEPTH
+from specwire.core.policy.windows import Share, StepCandidate, StepPlan
 from specwire.sim.clock import Clock, Machine
 from specwire.sim.guesses import VOCABULARY
 from specwire.telemetry.tally import DraftCounts
@@ -196,10 +197,22 @@ class SimHead(DraftingModel):
     def stop(self) -> None:
         self._heeded = frozenset()
 
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         depths = [min(request.depth, self.depth.most) for request in requests]
         self.drafted_us += self._clock.computed_us(self._forward_us * max(depths))
         return [self._says(request, depth) for request, depth in zip(requests, depths, strict=True)]
+
+
+def by_thumb(candidates: Sequence[StepCandidate], *_: object) -> StepPlan:
+    """Test all of each guess, whatever it costs; a stand-in for `schedule`."""
+    shares: list[Share] = []
+    for each in candidates:
+        if each.uncached == 1 and each.guess is not None:
+            width = min(MOST_WINDOW, len(each.guess.tokens), each.room - 1)
+            shares.append(Share(each.slot, 1, width, True, each.guess.kind))
+        else:
+            shares.append(Share(each.slot, each.uncached, 0, True))
+    return StepPlan(tuple(shares))
 
 
 class SteppedEngine(Engine):

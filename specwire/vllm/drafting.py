@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -355,6 +356,8 @@ class Drafting:
         decoding = [each for each in requests if each is not None]
         windows, sessions = sum(len(each.window) for each in decoding), len(decoding)
         plain_us = self._measured(sessions, windows, took_us)
+        charged = self._costs if windows else None
+        windows_us = 0.0 if charged is None else charged.windows_us(sessions, sessions + windows)
         for at, (row, request) in enumerate(zip(rows, requests, strict=True)):
             if request is None:
                 continue
@@ -365,7 +368,8 @@ class Drafting:
             with self._containing(request):
                 part = part_of(len(request.window), windows, sessions)
                 verdict = request.decide(row.decided)
-                request.running.decided(now_us, len(verdict.tokens), StepCharge(plain_us, part=part))
+                charge = StepCharge(plain_us, part=part, windows_us=windows_us)
+                request.running.decided(now_us, len(verdict.tokens), charge)
                 self._plan(request, verdict, sessions)
                 if request.drafter is not None:
                     self._untold.append(request)
@@ -407,7 +411,8 @@ class Drafting:
                 with self._containing(each):
                     if each.session.room > 1:
                         candidates.append(each.running.candidate(each.number, each.session.position - 1, plain_us))
-            windows = divided(candidates, costs.of(len(requests))) if candidates else None
+            most_rows = len(candidates) if costs.plain_due(len(requests)) else math.inf
+            windows = divided(candidates, costs.of(len(requests)), most_rows) if candidates else None
             for request in requests:
                 if windows is not None and request.number in self._requests:
                     with self._containing(request):

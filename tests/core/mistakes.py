@@ -14,7 +14,7 @@ from typing import Any
 from specwire.core import messages
 from specwire.core.draft import DraftNode, DraftSession
 from specwire.core.messages import DraftToken, FinishReason, Pace, Proposal, SourceKind, Verdict, Weights
-from specwire.core.policy.heads import LearntHead
+from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.windows import Guess
 from specwire.core.session import Advised, Session
 from specwire.core.text import Ending, Text, Tree
@@ -398,7 +398,7 @@ def head_for_every_rule(patch: Patch) -> None:
 
     def opened(*args: Any, **named: Any) -> VerifySession:
         session = original(*args, **named)
-        session.head = HeadSource(session.text.tokens, LearntHead()) if "head" in named else None
+        session.head = HeadSource(session.text.tokens, AcceptanceByPosition()) if "head" in named else None
         return session
 
     patch.setattr(VerifySession, "opened", opened)

@@ -10,7 +10,7 @@ from specwire.core.messages import MOST_WINDOW, PROBE_WINDOW, AssignedDrafter, D
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.drafters import DrafterPacing, LearntDrafter, LearntDrafters, PlannedStep
 from specwire.core.policy.estimates import ForwardTimes
-from specwire.core.policy.tunables import ENOUGH, PROBE_EVERY, TRIAL_VERDICTS
+from specwire.core.policy.tunables import ENOUGH, EXPLORED_SHARE, TRIAL_VERDICTS
 
 PLAIN_US, RICH_US = 10_000.0, 1e9
 COSTS = StepCosts(ForwardTimes({1: PLAIN_US, 17: 1.5 * PLAIN_US}))
@@ -47,8 +47,9 @@ class Played:
         if pace.run_ahead:
             self._chains += 1
             spent_us = draft_us * width
-            proposal = Proposal(1, self._chains, 0, 0, (1,) * width, 0, draft_us=spent_us)
-            self.pacing.proposed(proposal, spent_us + overhead_us, 0.0)
+            proposal = Proposal(1, self._chains, self._chains, 0, (1,) * width, 0, draft_us=spent_us)
+            self.pacing.asked(self._chains, 0.0)
+            self.pacing.proposed(proposal, spent_us + overhead_us)
             self.learnt.agreement.observe(min(width, accepted), accepted < width)
             self.pacing.tested(width, min(width, accepted))
         self.pacing.verdict(width if pace.run_ahead else 0, at)
@@ -96,7 +97,7 @@ def test_who_is_off_is_tried_again_after_so_many_verdicts_and_not_before() -> No
         played.turn(0)
         waited += 1
     assert str(played.pacing.plan) == "stream: trying"
-    assert waited <= PROBE_EVERY + ENOUGH
+    assert 1 / EXPLORED_SHARE - 100 <= waited <= 1 / EXPLORED_SHARE + TRIAL_VERDICTS
     for _ in range(TRIAL_VERDICTS):
         played.turn(MOST_WINDOW)
     played.turns(100, always(MOST_WINDOW))
@@ -177,24 +178,26 @@ def test_turns_that_are_asked_for_and_never_tested_end() -> None:
 # What is learnt.
 
 
-def test_a_sessions_first_chunk_counts_until_another_was_drafted_while_the_verifier_was_idle() -> None:
+def test_a_sessions_first_chunk_counts_where_nothing_is_known() -> None:
     """The drafter has read the prompt for it."""
-    played = Played(True)
+    played = Played(False)
     played.turn(2, draft_us=50_000)
     assert played.learnt.draft_us == 50_000
-    assert played.pacing.plan.reason == "measuring"
     played.turn(2, draft_us=700)
+    assert played.learnt.draft_us == 700
+    other = Played(False, played.learnt)
+    other.turn(2, draft_us=50_000)
     assert played.learnt.draft_us == 700
 
 
-def test_what_was_drafted_beside_a_forward_tells_only_that_a_token_takes_no_more() -> None:
+def test_what_was_drafted_beside_a_forward_tells_between_what_and_what_a_token_takes() -> None:
+    """Up to three times as long as apart: of 9 ms that are all beside one, 3 to 9."""
     learnt = LearntDrafter()
-    learnt.drafted(1000.0, apart=True)
-    learnt.drafted(9000.0, apart=False)
-    assert learnt.draft_us == 1000.0
-    learnt.drafted(800.0, apart=False)
-    assert learnt.draft_us is not None
-    assert learnt.draft_us < 1000.0
+    learnt.drafted(1, 4000.0, 0.0)
+    for took_us, known_us in ((9000.0, 4000.0), (15_000.0, 5000.0), (2500.0, 2500.0)):
+        for _ in range(60):
+            learnt.drafted(1, took_us, took_us)
+        assert learnt.draft_us == pytest.approx(known_us, rel=0.01)
 
 
 def test_a_nearer_line_is_believed_at_once_and_a_farther_one_by_and_by() -> None:

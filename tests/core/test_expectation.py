@@ -1,175 +1,186 @@
+"""When a verifier's drafters answer, from their own history."""
+
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
-from specwire.core.policy.costs import MOST_AWAITED, Expectation, Expectations, Turn
-from specwire.core.policy.tunables import TRIAL_VERDICTS
+from specwire.core.law.sampling import Sampling
+from specwire.core.messages import AssignedDrafter, Proposal
+from specwire.core.policy.drafters import DrafterPacing, Due, LearntDrafter
+from specwire.core.text import Ending
+from specwire.core.verify.session import Allowance, VerifySession
 
 PLAIN = 1000.0
 
 
-def answered(delay: float, times: int = 20) -> Expectation:
+def pacing(plan: str = "lockstep:1", shares_cores: bool = False, source: int = 1) -> DrafterPacing:
+    return DrafterPacing(AssignedDrafter(source, "d", shares_cores, plan), LearntDrafter())
+
+
+def chunk(base: int, tokens: int = 1, offset: int = 0, draft_us: int = 0) -> Proposal:
+    return Proposal(1, base, base, offset, (1,) * tokens, 0, draft_us=draft_us)
+
+
+def answered(delay: float, times: int = 20) -> DrafterPacing:
     """Each verdict ends one position further, and a new chain answers it `delay` later; one more verdict at 100,000."""
-    expectation = Expectation()
+    drafter = pacing()
     for index in range(times):
-        expectation.verdict(index, 1000.0 * index, waited=True)
-        expectation.proposal(index, 0, 1000.0 * index + delay, live=True)
-    expectation.verdict(times, 100_000.0, waited=True)
-    return expectation
+        drafter.asked(index, 1000.0 * index)
+        drafter.proposed(chunk(index), 1000.0 * index + delay)
+    drafter.asked(times, 100_000.0)
+    return drafter
 
 
-def test_nothing_is_due_before_the_first_verdict() -> None:
-    assert Expectation().due(PLAIN) is None
+def expected(drafter: DrafterPacing) -> Due:
+    due = drafter.due(PLAIN)
+    assert due is not None
+    return due
 
 
-def test_guesses_before_it_knows() -> None:
-    expectation = Expectation()
-    expectation.verdict(5, 0.0, waited=False)
-    assert expectation.due(PLAIN) == (500.0, 1000.0)
+def test_nothing_is_due_before_the_first_verdict_or_of_one_that_is_not_asked() -> None:
+    assert pacing().due(PLAIN) is None
+    idle = pacing("stream:1,8,0")
+    idle.asked(5, 0.0)
+    assert idle.due(PLAIN) is None
+
+
+def test_an_answer_of_which_nothing_is_known_may_come_soon_or_late() -> None:
+    drafter = pacing()
+    drafter.asked(5, 0.0)
+    assert expected(drafter) == (125.0, 500.0, 1.0)
 
 
 def test_learns_the_delay() -> None:
-    due = answered(300.0).due(PLAIN)
-    assert due is not None
-    expected, latest = due
-    assert expected == pytest.approx(100_300.0, abs=1)
-    assert 100_390.0 <= latest <= 100_520.0
+    due = expected(answered(300.0))
+    assert due.expected_us == pytest.approx(100_300.0, abs=1)
+    assert 100_390.0 <= due.latest_us <= 100_520.0
 
 
 def test_nothing_is_due_once_the_answer_is_here() -> None:
-    expectation = answered(300.0)
-    expectation.proposal(20, 0, 100_100.0, live=True)
-    assert expectation.due(PLAIN) is None
+    drafter = answered(300.0)
+    drafter.proposed(chunk(20), 100_100.0)
+    assert drafter.due(PLAIN) is None
 
 
 def test_answer_to_an_older_verdict_is_measured_from_that_one() -> None:
-    expectation = Expectation()
-    expectation.verdict(5, 0.0, waited=False)
-    expectation.verdict(6, 1000.0, waited=False)
-    assert expectation.proposal(5, 0, 1200.0, live=True) == 1200.0
-    assert expectation.delay_us == 1200.0
-    assert expectation.proposal(5, 4, 1300.0, live=True) == 0.0, "it goes on"
-
-
-def test_chunk_of_a_chain_that_goes_on_answers_the_last_verdict() -> None:
-    expectation = Expectation()
-    expectation.verdict(5, 0.0, waited=False)
-    expectation.verdict(6, 1000.0, waited=False)
-    expectation.proposal(2, 4, 1200.0, live=True)
-    expectation.proposal(2, 6, 1900.0, live=True)
-    assert expectation.delay_us == 200.0
+    drafter = pacing()
+    drafter.asked(5, 0.0)
+    drafter.asked(6, 1000.0)
+    drafter.proposed(chunk(5), 1200.0)
+    assert drafter.learnt.overhead_us == 1200.0
+    drafter.proposed(chunk(5, offset=4), 1300.0)
+    assert drafter.learnt.overhead_us == 1200.0, "it goes on"
 
 
 def test_dead_proposal_teaches_the_delay_but_is_no_answer() -> None:
-    expectation = Expectation()
-    expectation.verdict(5, 0.0, waited=False)
-    expectation.verdict(6, 1000.0, waited=False)
-    expectation.proposal(5, 0, 1200.0, live=False)
-    assert expectation.delay_us == 1200.0
-    assert expectation.due(PLAIN) is not None
+    drafter = pacing()
+    drafter.asked(5, 0.0)
+    drafter.asked(6, 1000.0)
+    drafter.proposed(chunk(5), 1200.0, live=False)
+    assert drafter.learnt.overhead_us == 1200.0
+    assert drafter.due(PLAIN) is not None
+
+
+def test_what_took_long_beside_a_forward_on_the_same_cores_is_taken_for_as_quick_as_that_allows() -> None:
+    """Where it is waited for it comes far sooner: by its delay no ledger could bear to wait."""
+    drafter = pacing("lockstep:2", shares_cores=True)
+    drafter.asked(5, 0.0)
+    drafter.proposed(chunk(5, 2), 40_000.0, forwards=[(0.0, 39_000.0)])
+    assert drafter.learnt.draft_us == pytest.approx((1_000.0 + 39_000.0 / 3) / 2)
+    for position in range(6, 40):
+        drafter.asked(position, 100_000.0 * position)
+        drafter.proposed(chunk(position, 2), 100_000.0 * position + 6_000.0)
+    drafter.asked(40, 1e7)
+    assert expected(drafter).expected_us == pytest.approx(1e7 + 6_000.0, rel=0.01)
+
+
+def test_one_that_was_thought_too_quick_is_waited_for_longer_though_it_came_late_each_time() -> None:
+    drafter = pacing("lockstep:2", shares_cores=True)
+    drafter.learnt.draft_us = 3_000.0
+    for position in range(40):
+        begun = 100_000.0 * position
+        drafter.asked(position, begun)
+        late = begun + expected(drafter).latest_us - begun < begun + 9_000.0
+        drafter.proposed(chunk(position, 2), begun + 9_000.0, forwards=[(begun + 6_000.0, begun + 50_000.0)] * late)
+    drafter.asked(40, 1e7)
+    assert expected(drafter).latest_us >= 1e7 + 9_000.0
 
 
 def test_proposal_for_a_text_of_long_ago_teaches_nothing() -> None:
-    expectation = Expectation()
-    expectation.verdict(5, 0.0, waited=False)
-    expectation.proposal(4, 0, 100.0, live=True)
-    assert expectation.delay_us is None
+    drafter = pacing()
+    drafter.asked(5, 0.0)
+    drafter.proposed(chunk(4), 100.0)
+    assert drafter.learnt.overhead_us is None
 
 
 def test_chance_falls_with_every_verdict_that_came_first_and_rises_again() -> None:
-    expectation = answered(300.0)
+    drafter = answered(300.0)
     for index in range(10):
-        expectation.verdict(21 + index, 200_000.0 + 1000.0 * index, waited=True)
-    low = expectation.chance
-    assert low < 0.2
+        drafter.asked(21 + index, 200_000.0 + 1000.0 * index)
+    assert expected(drafter).chance < 0.2
     for index in range(10):
         now = 300_000.0 + 1000.0 * index
-        expectation.verdict(40 + index, now, waited=False)
-        expectation.proposal(40 + index, 0, now + 300.0, live=True)
-    assert expectation.chance > 0.8
+        drafter.asked(40 + index, now)
+        drafter.proposed(chunk(40 + index), now + 300.0)
+    drafter.asked(60, 400_000.0)
+    assert expected(drafter).chance > 0.8
 
 
-def test_tries_a_shorter_delay_after_many_steps_without_waiting() -> None:
-    expectation = Expectation()
-    for index in range(TRIAL_VERDICTS + 2):
-        expectation.verdict(index, 1000.0 * index, waited=False)
-        expectation.proposal(index - 1, 0, 1000.0 * index + 1, live=False)
-    last = 1000.0 * (TRIAL_VERDICTS + 1)
-    due = expectation.due(PLAIN)
-    assert due is not None
-    assert due[0] == pytest.approx(last + 500.5, abs=2)
-    expectation.verdict(99, last + 1000.0, waited=True)
-    assert expectation.skipped == 0
+def test_an_answer_of_more_tokens_than_before_is_expected_later() -> None:
+    drafter = pacing("lockstep:8")
+    for index in range(30):
+        drafter.asked(index, 10_000.0 * index)
+        drafter.proposed(chunk(index, 4, draft_us=800), 10_000.0 * index + 900.0)
+    drafter.asked(30, 1e6)
+    assert expected(drafter).expected_us == pytest.approx(1e6 + 1_700.0, abs=1)
 
 
 # Several sources
 
 
-def heard(*delays: float, verdicts: int = 20) -> Expectations:
+def heard(*delays: float, verdicts: int = 20) -> VerifySession:
     """Each verdict ends one position further; source 1, 2, ... answers each with a new chain, `delays` later."""
-    expectations = Expectations()
+    ending = Ending(400, frozenset(), frozenset())
+    session = VerifySession.opened([1], 1, Sampling(), ending, Allowance(400, 400), 100)
+    session.drafters = {source: pacing(source=source) for source, _ in enumerate(delays, 1)}
     for index in range(verdicts):
-        expectations.verdict(index, 10_000.0 * index, waited=True)
-        for source, delay in enumerate(delays, 1):
-            expectations.proposal(source, index, 0, 10_000.0 * index + delay, live=True)
-    expectations.verdict(verdicts, 1e6, waited=True)
-    return expectations
+        say(session, index, 10_000.0 * index, delays)
+    say(session, verdicts, 1e6, ())
+    return session
+
+
+def say(session: VerifySession, end: int, now: float, delays: Sequence[float]) -> None:
+    for drafter in session.drafters.values():
+        drafter.asked(end, now)
+    for source, delay in enumerate(delays, 1):
+        session.drafters[source].proposed(chunk(end), now + delay)
 
 
 def test_each_source_has_a_delay_of_its_own_and_the_first_is_waited_for() -> None:
-    due = heard(3000.0, 300.0).due(PLAIN)
-    assert due is not None
-    assert due.source == 2
+    awaited = heard(3000.0, 300.0).awaited(PLAIN)
+    assert awaited is not None
+    source, due = awaited
+    assert source == 2
     assert due.expected_us == pytest.approx(1e6 + 300.0, abs=1)
 
 
 def test_when_one_has_answered_the_other_is_due() -> None:
-    expectations = heard(3000.0, 300.0)
-    expectations.proposal(2, 20, 0, 1e6 + 300.0, live=True)
-    due = expectations.due(PLAIN)
-    assert due is not None
-    assert due.source == 1
-    assert due.expected_us == pytest.approx(1e6 + 3000.0, abs=1)
-    expectations.proposal(1, 20, 0, 1e6 + 3000.0, live=True)
-    assert expectations.due(PLAIN) is None
+    session = heard(3000.0, 300.0)
+    session.drafters[2].proposed(chunk(20), 1e6 + 300.0)
+    awaited = session.awaited(PLAIN)
+    assert awaited is not None
+    assert awaited[0] == 1
+    session.drafters[1].proposed(chunk(20), 1e6 + 3000.0)
+    assert session.awaited(PLAIN) is None
 
 
 def test_one_that_is_gone_is_not_waited_for_long() -> None:
-    expectations = heard(3000.0, 300.0)
+    session = heard(3000.0, 300.0)
     for index in range(10):
-        expectations.verdict(21 + index, 2e6 + 10_000.0 * index, waited=True)
-        expectations.proposal(1, 21 + index, 0, 2e6 + 10_000.0 * index + 3000.0, live=True)
-    expectations.verdict(40, 3e6, waited=True)
-    due = expectations.due(PLAIN)
-    assert due is not None
-    assert due.source == 1
-
-
-def test_an_answer_of_more_tokens_than_before_is_expected_later_and_waited_for_as_planned() -> None:
-    expectations = Expectations()
-    for index in range(20):
-        expectations.verdict(index, 10_000.0 * index, waited=False)
-        expectations.proposal(1, index, 0, 10_000.0 * index + 900.0, True, Turn(4, 200.0))
-    expectations.verdict(20, 1e6, waited=False)
-    for tokens, later_us in ((4, 0.0), (8, 800.0), (2, -400.0)):
-        due = expectations.due(PLAIN, {1: Turn(tokens, 200.0)})
-        assert due is not None
-        assert due.expected_us == pytest.approx(1e6 + 900.0 + later_us, abs=1)
-        assert due.chance == 1.0
-
-
-def test_before_anybody_proposed_the_guess_is_that_of_one() -> None:
-    expectations = Expectations()
-    assert expectations.due(PLAIN) is None
-    expectations.verdict(5, 0.0, waited=False)
-    due = expectations.due(PLAIN)
-    assert due is not None
-    assert (due.expected_us, due.latest_us) == (500.0, 1000.0)
-
-
-def test_sources_that_came_and_went_do_not_pile_up() -> None:
-    expectations = Expectations()
-    expectations.verdict(5, 0.0, waited=False)
-    for source in range(3 * MOST_AWAITED):
-        expectations.proposal(source, 5, 0, 100.0, live=True)
-    assert sorted(expectations.by_source) == list(range(2 * MOST_AWAITED, 3 * MOST_AWAITED))
+        say(session, 21 + index, 2e6 + 10_000.0 * index, (3000.0,))
+    say(session, 40, 3e6, ())
+    awaited = session.awaited(PLAIN)
+    assert awaited is not None
+    assert awaited[0] == 1

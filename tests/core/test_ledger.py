@@ -53,10 +53,10 @@ def test_a_good_drafter_is_never_held_back() -> None:
 
 def test_debt_is_repaid_by_gains_only() -> None:
     ledger = Ledger()
-    ledger.charge(4 * V, 1, V)
+    ledger.charge((TOLERATED_STEPS + 2) * V, 1, V)
     assert ledger.spare_us(V) < 0
     ledger.charge(V, 3, V)
-    assert ledger.balance_us == V
+    assert ledger.balance_us == (TOLERATED_STEPS - 1) * V
     assert ledger.spare_us(V) >= 0
 
 
@@ -68,7 +68,7 @@ def test_plain_steps_never_put_a_session_into_debt() -> None:
 
 
 def test_a_reattached_session_keeps_its_debt() -> None:
-    assert Ledger(balance_us=3 * V).spare_us(V) < 0
+    assert Ledger(balance_us=(TOLERATED_STEPS + 1) * V).spare_us(V) < 0
 
 
 def batch(windows: Sequence[int], growth: float, right: Sequence[bool], steps: int) -> tuple[float, list[Ledger]]:
@@ -107,49 +107,15 @@ def test_what_all_are_charged_is_what_the_windows_took() -> None:
     assert part_of(0, 0, 4) == 1.0
 
 
-def test_what_a_text_may_lose_in_the_end_it_may_lose_at_its_beginning() -> None:
-    """Of 256 tokens: two plain steps and 2 %."""
-    ledger = Ledger()
-    assert ledger.head_spare_us(V, V) == pytest.approx(2 * V + 0.02 * 256 * V)
-    ledger.charge(300 * V, 300, V)
-    assert ledger.head_spare_us(V, V) == ledger.spare_us(V) == pytest.approx(2 * V + 0.02 * 300 * V)
-
-
 @pytest.mark.parametrize("alone_after", [0, 8, 64, 250])
 @pytest.mark.parametrize("growth", [1.5, 2.7, 8.0])
-def test_a_text_whose_batch_shrinks_loses_no_more_than_two_percent_and_two_steps_of_it(
+def test_a_text_whose_batch_shrinks_loses_no_more_than_its_share_and_steps_of_it(
     growth: float, alone_after: int
 ) -> None:
     """All that it may lose at its beginning is lost in a batch; from some token on it is decided alone."""
     ledger, batch_us = Ledger(), growth * V
-    while ledger.tokens < TOKENS:
-        plain_us = batch_us if ledger.tokens <= alone_after else V
-        wasted_us = max(0.0, ledger.head_spare_us(plain_us, V))
-        ledger.charge(plain_us + wasted_us, 1, plain_us, head=True)
-    assert 2 * batch_us < ledger.balance_us <= TOLERATED_SHARE * ledger.elapsed_us + TOLERATED_STEPS * batch_us
-
-
-def test_what_a_head_loses_keeps_no_other_source_quiet_and_both_together_lose_no_more() -> None:
-    """However they take turns: the head is stopped two plain steps before the bound, where others propose, too."""
-    for order in (("head",), ("others",), ("head", "others"), ("head", "head", "others")):
-        ledger, elapsed = Ledger(), 0.0
-        for number in range(4 * TOKENS):
-            head = order[number % len(order)] == "head"
-            spare = ledger.head_spare_us(V, V, alone=False) if head else ledger.spare_us(V)
-            lost = min(0.5 * V, max(0.0, spare))
-            ledger.charge(V + lost, 1, V, head=head)
-            elapsed += V + lost
-            if "others" not in order:
-                assert ledger.spare_us(V) >= TOLERATED_STEPS * V
-            to_come = max(0, TOKENS - (number + 1)) * V
-            bound = TOLERATED_SHARE * (elapsed + to_come) + TOLERATED_STEPS * V
-            assert ledger.balance_us == pytest.approx(elapsed - (number + 1) * V)
-            assert ledger.balance_us <= bound + 1.0
-
-
-def test_what_others_gained_a_head_may_lose_and_the_other_way_round() -> None:
-    ledger = Ledger()
-    ledger.charge(V, 11, V)
-    assert ledger.head_spare_us(V, V, alone=False) > 10 * V
-    ledger.charge(V, 11, V, head=True)
-    assert ledger.spare_us(V) > 20 * V
+    for decided in range(TOKENS):
+        plain_us = batch_us if decided <= alone_after else V
+        wasted_us = max(0.0, ledger.spare_us(plain_us))
+        ledger.charge(plain_us + wasted_us, 1, plain_us)
+    assert 2 * batch_us <= ledger.balance_us <= TOLERATED_SHARE * ledger.elapsed_us + TOLERATED_STEPS * batch_us

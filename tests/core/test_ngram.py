@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.policy.tunables import MOST_NGRAM, OCCURRENCES, READ_AT_ONCE
-from specwire.core.verify.text_sources import LEAST_NGRAM, REACH, Match, NgramIndex, NgramSource
+from specwire.core.policy.tunables import READ_AT_ONCE, VOTES
+from specwire.core.verify.text_sources import LEAST_NGRAM, MOST_NGRAM, REACH, Match, NgramIndex, NgramSource
 
 # Few different tokens, so that texts repeat.
 TEXTS = st.lists(st.integers(0, 3), max_size=80)
@@ -22,9 +22,7 @@ def searched(text: Sequence[int]) -> Match | None:
         if ends and n < MOST_NGRAM:
             return Match(ends[-1], n)
         if ends:
-            return max(
-                (Match(end, agreeing(text, end)) for end in ends[-OCCURRENCES:]), key=lambda m: (m.length, m.end)
-            )
+            return max((Match(end, agreeing(text, end)) for end in ends[-VOTES:]), key=lambda m: (m.length, m.end))
     return None
 
 

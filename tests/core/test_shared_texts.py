@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specwire.core.policy import tunables
-from specwire.core.policy.tunables import GATHERED_TOKENS, SHARED_ORDERS, VOTES
+from specwire.core.policy.tunables import SHARED_ORDERS, VOTES
 from specwire.core.verify import shared_texts
 from specwire.core.verify.shared_texts import (
+    CHAIN_LINKS,
     FIRST_TOKENS,
+    GATHERED_TOKENS,
     TOKEN_BYTES,
     VECTOR_TOKENS,
     Occurrence,
@@ -427,7 +428,7 @@ def slots_seen(texts: ScopeTexts, tails: Sequence[list[int]]) -> int:
 
 @pytest.fixture
 def _as_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_texts, "CHAIN_LINKS", tunables.CHAIN_LINKS)
+    monkeypatch.setattr(shared_texts, "CHAIN_LINKS", CHAIN_LINKS)
 
 
 @pytest.mark.usefixtures("_as_served")

@@ -15,7 +15,6 @@ from specwire.core.policy.estimates import (
     lockstep_rate,
     smoothed,
     typical,
-    worth_waiting,
 )
 
 
@@ -118,21 +117,6 @@ def test_agreement_counts_what_was_compared_and_the_end_of_a_tree() -> None:
         known.observe(3, contradicted=True)
     assert known.rate == pytest.approx(0.75, abs=0.02)
     assert Agreement().rate == prior > 0.5
-
-
-@pytest.mark.parametrize(
-    ("decided", "gained", "now", "then", "wait", "worth"),
-    [
-        (1, 0.8, 30, 31, 10, True),
-        (1, 0.8, 30, 31, 23.0, False),
-        (1, 0.0, 30, 30, 0, False),
-        (4, 0.8, 30, 31, 10, False),
-    ],
-)
-def test_waiting_pays_if_the_rate_rises(
-    decided: float, gained: float, now: float, then: float, wait: float, worth: bool
-) -> None:
-    assert worth_waiting(decided, gained, now, then, wait) is worth
 
 
 def test_smoothing_bounds_outliers_and_takes_the_first_value_as_it_is() -> None:

@@ -7,11 +7,9 @@ import pytest
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome, Proposal, SourceKind
 from specwire.core.policy.costs import StepCharge
-from specwire.core.policy.heads import LearntHead
 from specwire.core.text import Ending, hash_of
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
-from specwire.core.verify.text_sources import HeadSource
 
 PROMPT = [4, 0, 2]
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
@@ -221,33 +219,6 @@ def test_without_permission_nothing_is_guessed() -> None:
     session = opened([1, 2, 3, 4, 1, 2])
     assert session.look() is None
     assert session.window(3, SourceKind.NGRAM) == ()
-
-
-@pytest.mark.parametrize(
-    ("lost", "row_us", "kind"),
-    [
-        ("", 0.0, SourceKind.HEAD),
-        ("head", 0.0, SourceKind.NGRAM),
-        ("text", 0.0, SourceKind.HEAD),
-        ("head", 200.0, SourceKind.NGRAM),
-        ("some of the head", 0.0, SourceKind.HEAD),
-        ("some of the head", 500.0, SourceKind.NGRAM),
-    ],
-)
-def test_a_guess_that_its_ledger_does_not_bear_stands_behind_one_that_it_does(
-    lost: str, row_us: float, kind: SourceKind
-) -> None:
-    """The head's promises more; what one of them lost, the other may still try. row_us: what it would cost to try."""
-    session = guessing([1, 2, 3, 4, 1, 2])
-    session.head = HeadSource(session.text.tokens, LearntHead())
-    session.head.propose([3] * 8)
-    if lost:
-        lost_us = {"text": 5_000.0, "head": 8_000.0}.get(lost, 6_000.0)
-        session.ledger.charge(lost_us, 1, 1_000.0, head=lost != "text")
-    found = RunningSession(session, since_us=0.0).candidate(0, 5, 1_000.0, row_us=row_us)
-    assert found.guess is not None
-    assert found.guess.kind is kind
-    assert found.spare_of(kind) > 0.0
 
 
 def test_a_wait_before_a_pause_is_not_charged_behind_it() -> None:

@@ -157,14 +157,6 @@ def test_a_window_may_pay_beyond_widths_that_do_not(rate: float) -> None:
     assert share.window == 4
 
 
-def test_a_guess_that_does_not_gain_enough_is_in_no_chain_s_way() -> None:
-    """Together they gain less than 2 %, the chain alone what a chain must: anything."""
-    V = {2: 1000.0, 3: 1300.0, 4: 1700.0}
-    guess, chained = guessing(0.64, tokens=1), candidate(1, drafted=1, rate=0.62)
-    windows = [share.window for share in schedule([guess, chained], 0.0, lambda rows: V.get(rows, 9e9)).shares]
-    assert windows == [0, 1]
-
-
 def test_nobody_is_given_a_window_that_it_could_not_be_charged_for() -> None:
     """It is charged for its part of all windows, the dear last rows among them."""
 
@@ -184,7 +176,7 @@ def charges_us(candidates: Sequence[StepCandidate], V: Callable[[int], float]) -
     windows = sum(share.window for share in shares)
     all_us = max(0.0, V(sessions + windows) - V(sessions))
     return [
-        (part_of(share.window, windows, sessions) * all_us, candidates[share.slot].spare_of(share.kind))
+        (part_of(share.window, windows, sessions) * all_us, candidates[share.slot].spare_us)
         for share in shares
         if share.window
     ]
@@ -408,25 +400,12 @@ def test_what_is_not_even_weighed_would_not_have_been_taken(seed: int, monkeypat
     assert weighed < len(windows._pieces(batch, straight))
 
 
-@pytest.mark.parametrize(
-    ("spare_us", "guess_spare_us", "kind"),
-    [
-        (1e6, 1e6, SourceKind.NGRAM),
-        (1e6, None, SourceKind.NGRAM),
-        (1e6, -1.0, SourceKind.DRAFTER),
-        (-1.0, 1e6, SourceKind.NGRAM),
-        (1e6, 99.0, SourceKind.DRAFTER),
-        (99.0, 1e6, SourceKind.NGRAM),
-    ],
-)
-def test_a_source_that_its_ledger_does_not_bear_hides_no_other(
-    spare_us: float, guess_spare_us: float | None, kind: SourceKind
-) -> None:
-    """A head's guess has what a head may lose; it promises more than the chain. A row costs 100 us."""
-    both = guessing(0.95, drafted=2, spare_us=spare_us)._replace(guess_spare_us=guess_spare_us)
-    [share] = schedule([both], 0.0, costly).shares
-    assert share.kind is kind
-    assert share.window > 0
+def test_what_promises_more_is_tested_and_nothing_in_debt() -> None:
+    """A row costs 100 us."""
+    for spare_us, window in ((1e6, True), (99.0, False), (-1.0, False)):
+        [share] = schedule([guessing(0.95, drafted=2, spare_us=spare_us)], 0.0, costly).shares
+        assert share.kind is (SourceKind.NGRAM if window else SourceKind.DRAFTER)
+        assert (share.window > 0) is window
 
 
 @pytest.mark.parametrize(("spare_us", "window"), [(-1.0, 0), (0.0, 0), (100.0, 1), (350.0, 3)])

@@ -9,7 +9,7 @@ import torch
 from specwire.core.draft import DraftRow
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling, seen_in
-from specwire.lm.guesses import CANDIDATES, _draw_one, confidences, draw
+from specwire.lm.guesses import CANDIDATES, _draw_one, draw
 
 SAMPLINGS = [
     Sampling(),
@@ -46,14 +46,6 @@ def test_rows_of_one_batch_may_differ_in_everything() -> None:
 def test_ties_go_to_the_lowest_id() -> None:
     scores = torch.zeros(1, 9)
     assert draw(scores, [DraftRow(3, Sampling())]) == [0]
-
-
-def test_the_confidence_is_the_probability_of_the_likeliest_token() -> None:
-    scores = logits(5)
-    for temperature in (0.0, 0.5):
-        expected = (scores / (temperature or 1.0)).softmax(dim=1).max(dim=1).values
-        rows = [DraftRow(1, Sampling(temperature=temperature))] * 5
-        assert confidences(scores, rows) == pytest.approx(expected.tolist(), rel=1e-4)
 
 
 def test_masked_ids_are_never_drawn() -> None:

@@ -167,3 +167,24 @@ def test_a_good_drafter_is_worth_more_than_chance(growth: float) -> None:
     """The verifier goes on waiting for it although something to test is always at hand."""
     alone, beside = Played(growth, "scripted:5:vocab=10", ngram=False), Played(growth, "scripted:5:vocab=10")
     assert beside.generate(good, due=4) <= 1.02 * alone.generate(good, due=4)
+
+
+def one_in_seven(truth: Sequence[int], done: int) -> tuple[list[int], float]:
+    """A token, right so often that it gains 14 % where rows are free."""
+    return [truth[done] if done % 7 == 0 else (truth[done] + 1) % 64], 0.0
+
+
+@pytest.mark.parametrize("drafter", [one_in_seven, wrong, wrong_and_wide, right_for_a_while])
+def test_windows_that_were_measured_a_quarter_too_cheap_cost_no_more_than_the_ledger_allows(drafter: Drafter) -> None:
+    """Any window takes a quarter longer than a plain step. At start they were measured to take no longer."""
+    played = Played(0.0)
+    played._verifier._cost = replace(played.cost, steps=(1.0, *[1.25] * 40))
+    assert played._verifier.engine.costs.of(1)(2) == PLAIN_US
+    assert played.generate(drafter, due=0) <= 1.03 * COUNT * PLAIN_US + 4 * PLAIN_US
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.02])
+def test_that_does_not_keep_windows_that_gain_all_the_same_from_being_tested(growth: float) -> None:
+    played = Played(growth)
+    played._verifier._cost = replace(played.cost, steps=(1.0, *[1.25] * 40))
+    assert played.generate(good, due=4) < 0.6 * COUNT * PLAIN_US

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from specwire.sim import AUTO, CHAIN, HEADS, PLAIN, Cell, Policy, simulate
+from specwire.sim import AUTO, CHAIN, HEADS, PLAIN, RULE, Cell, Policy, simulate, simulate_batch
 from specwire.sim.clock import STEADY, Drift
 
 TOKENS = 256
@@ -69,7 +69,7 @@ def test_a_text_loses_two_steps_and_two_percent_whatever_guesses(
         ("head", FLAT, 0, 1.3),
         ("head", FLAT, 20, 1.3),
         ("head", STEPS, 0, 1.05),
-        ("head", STEPS, 20, 1.04),
+        ("head", STEPS, 20, 1.02),
         ("drafter", FLAT, 0, 1.3),
         ("drafter", FLAT, 20, 1.1),
     ],
@@ -83,14 +83,44 @@ def test_good_guesses_pay(source: str, steps: tuple[float, ...], period: int, ga
     drift = Drift(2.0, period * 35_000.0) if period else STEADY
     found = [
         simulate(cell_of(source, "good", 35_000.0, 0.1, steps=steps, drift=drift, seed=seed), SOURCES[source])
-        for seed in range(4)
+        for seed in range(8)
     ]
-    assert 4 * TOKENS * 35_000.0 / sum(each.undrifted_us for each in found) > gain
+    assert 8 * TOKENS * 35_000.0 / sum(each.undrifted_us for each in found) > gain
 
 
 def test_a_drafter_whose_turns_no_ledger_bears_is_told_to_stop() -> None:
     """Its chunks would come too late for a verifier that does not wait, and be in the way of each forward."""
-    cell = cell_of("drafter", "head", 70_000.0, 0.1, steps=STEPS, seed=2)
+    cell = cell_of("drafter", "head", 70_000.0, 0.25, steps=STEPS, seed=4)
     result = simulate(cell, AUTO)
     assert result.elapsed_us < 1.02 * TOKENS * cell.V_us
     assert any(planned.reason == "off: no turn that its ledger could bear" for planned in result.plans)
+
+
+@pytest.mark.parametrize("rtt_us", [0.0, 20_000.0], ids=["here", "far"])
+@pytest.mark.parametrize(("slope", "between", "acceptance"), [(0.02, 0.02, 0.6), (0.15, 0.2, 0.4)])
+@pytest.mark.parametrize("sessions", [1, 4, 16])
+def test_the_planner_is_worth_the_rule_of_thumb(
+    sessions: int, slope: float, between: float, acceptance: float, rtt_us: float
+) -> None:
+    """N-grams if greedy or alone, else nothing, in texts of which half is copied, beside a drafter that is right less
+    often. It may be 6 % slower: it tests n-grams no further than they have proven right in this text, and a plain step
+    now and then, and tries its drafter.
+    """
+    cells = [
+        Cell(
+            30_000.0,
+            slope,
+            3_000.0,
+            rtt_us,
+            acceptance,
+            seed,
+            tokens=64,
+            shared_host=not rtt_us,
+            session_slope=between,
+            draft_slope=0.05,
+            repeats=0.5,
+        )
+        for seed in range(2 * sessions + max(8, sessions))
+    ]
+    planned, rule = (simulate_batch(cells, policy, sessions).tokens_per_second for policy in (AUTO, RULE))
+    assert planned >= 0.94 * rule

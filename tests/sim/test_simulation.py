@@ -15,6 +15,7 @@ from specwire.sim import (
     CHAIN,
     HEADS,
     PLAIN,
+    RULE,
     Cell,
     InvalidCell,
     Policy,
@@ -169,6 +170,7 @@ def test_invalid_cells(changes: dict[str, object], field: str) -> None:
 def test_policies_by_name() -> None:
     assert parse_policy("auto") is AUTO
     assert parse_policy("plain") is PLAIN
+    assert parse_policy("rule") is RULE
     assert parse_policy("textbook:3") == textbook(3)
     assert parse_policy("stream-wait:1,8") == stream_wait(1, 8)
     assert isinstance(parse_policy("stream:2,16,1"), Policy)

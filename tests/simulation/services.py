@@ -21,7 +21,7 @@ from draft_service.commands import Command as DraftCommand
 from draft_service.commands import Replies
 from draft_service.sessions import Sessions
 from orchestrator.store import SessionRecord
-from specwire.core.draft import GoOn, HeadRequest
+from specwire.core.draft import HeadRequest
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
@@ -195,7 +195,7 @@ class HeadedModel(Model, HeadedScript):
         self._play = play
         self._random = random
 
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         if self.failures:
             self.wrong.append("a head that failed is asked again")
         if not all(self._holds(request) for request in requests):
@@ -206,7 +206,7 @@ class HeadedModel(Model, HeadedScript):
         if self._random.random() < self._play.fails:
             self.failures += 1
             raise HeadFault("as planned")
-        return super().draft(requests, go_on)
+        return super().draft(requests)
 
     def _holds(self, request: HeadRequest) -> bool:
         """Exactly what is before a text's last token."""

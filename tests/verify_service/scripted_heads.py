@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from specwire.core.draft import DraftingModel, GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.messages import SourceKind
 from specwire.core.policy.heads import HeadDepth
 from specwire.lm import Feed, LanguageModel, load_model
@@ -20,10 +20,7 @@ LENGTH = 40
 
 
 class ScriptedHeads(DraftingModel):
-    """Says what `tokens` makes of the right continuation.
-
-    sure: of each token, by whether it is right; None: nothing is told of any. further: called for each forward told of.
-    """
+    """Says what `tokens` makes of the right continuation."""
 
     def __init__(self, tokens: Callable[[list[int]], list[int]], model: str = MODEL) -> None:
         self.asked: list[HeadRequest] = []
@@ -35,8 +32,6 @@ class ScriptedHeads(DraftingModel):
         self.stopped = self.forgets = False
         self.reading: Callable[[], None] = lambda: None
         self.slowed: Callable[[], None] = lambda: None
-        self.sure: Callable[[bool], float] | None = None
-        self.further: Callable[[], None] = lambda: None
         self.tokens_at: Callable[[int], Callable[[list[int]], list[int]]] = lambda _length: tokens
         self._lm = load_model(model, slots=1)
 
@@ -57,21 +52,13 @@ class ScriptedHeads(DraftingModel):
     def stop(self) -> None:
         self.stopped = True
 
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         self.asked += requests
         self.together.append(len(requests))
         self.slowed()
         self.lengths += [len(request.tokens) for request in requests]
         true = [oracle(self._lm, request.tokens, request.depth, request.sampling) for request in requests]
-        said = [self.tokens_at(len(request.tokens))(each) for request, each in zip(requests, true, strict=True)]
-        if self.sure is None or go_on is None:
-            return said
-        for depth in range(max(map(len, said))):
-            self.further()
-            live = [at for at, tokens in enumerate(said) if depth < len(tokens)]
-            if not go_on(live, [self.sure(said[at][depth] == true[at][depth]) for at in live]):
-                return [tokens[: depth + 1] for tokens in said]
-        return said
+        return [self.tokens_at(len(request.tokens))(each) for request, each in zip(requests, true, strict=True)]
 
 
 class TappedScript(Runner):
@@ -115,7 +102,6 @@ class SayingHead:
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        go_on: GoOn | None = None,
     ) -> list[list[int]]:
         self.read(feeds, features)
         self.drafts += len(requests)

@@ -17,8 +17,7 @@ from orchestrator.session.verifier import REFERENCE_PART
 from specwire.core.invalid import MOST_REFERENCE_TOKENS, MOST_REFERENCES, Code, InvalidParameter
 from specwire.core.law.sampling import Acceptance, Rule, Sampling
 from specwire.core.messages import Outcome, SourceKind
-from specwire.core.policy.tunables import REFERENCES_BESIDE_A_STEP
-from specwire.core.verify.references import References, capacity_of, check_lengths, checked_ids
+from specwire.core.verify.references import BESIDE_A_STEP, References, capacity_of, check_lengths, checked_ids
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.core.verify.shared_texts import FIRST_TOKENS, TOKEN_BYTES
 from specwire.v1 import common_pb2, verify_pb2
@@ -113,7 +112,7 @@ def test_parts_may_end_anywhere() -> None:
             assert guess.tokens == tuple(document[20:36])
 
 
-@pytest.mark.parametrize("length", [1, 2, REFERENCES_BESIDE_A_STEP, REFERENCE_PART, REFERENCE_PART + 1, FIRST_TOKENS])
+@pytest.mark.parametrize("length", [1, 2, BESIDE_A_STEP, REFERENCE_PART, REFERENCE_PART + 1, FIRST_TOKENS])
 def test_a_document_may_be_as_long_as_a_part_or_what_is_read_at_once(length: int) -> None:
     first, second = strange(length, 1), strange(length, 2)
     on, whole = References([length, length]), first + second
@@ -122,9 +121,9 @@ def test_a_document_may_be_as_long_as_a_part_or_what_is_read_at_once(length: int
             on.add(document[start : start + REFERENCE_PART])
     reads = 0
     while on.unread:
-        assert on.read(REFERENCES_BESIDE_A_STEP) <= REFERENCES_BESIDE_A_STEP
+        assert on.read(BESIDE_A_STEP) <= BESIDE_A_STEP
         reads += 1
-    assert reads == 2 * -(-length // REFERENCES_BESIDE_A_STEP)
+    assert reads == 2 * -(-length // BESIDE_A_STEP)
     assert (on.tokens, on._texts.evicted) == (len(whole), 0)
     for document in (first, second):
         if length > 20:
@@ -309,7 +308,7 @@ def test_a_million_tokens_keep_neither_others_nor_their_own_session_from_their_s
             assert all(len(on.tokens[handle]) > before for handle, before in lengths.items() if handle in on.tokens)
     assert 0 < taken[-1] < MOST_REFERENCE_TOKENS, "it is not all there yet"
     grown = [after - before for before, after in pairwise(taken)]
-    assert max(grown, default=0) <= REFERENCES_BESIDE_A_STEP
+    assert max(grown, default=0) <= BESIDE_A_STEP
     on.run()
     assert on.tokens[1] == on.tokens[2] == text
 

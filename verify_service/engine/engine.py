@@ -22,7 +22,7 @@ from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
 from specwire.core.policy.costs import StepCharge, StepCosts, part_of
 from specwire.core.policy.drafters import PlannedStep
-from specwire.core.policy.windows import Share, StepCandidate, least_charge_us, longest_rest, schedule
+from specwire.core.policy.windows import Searchable, Share, StepCandidate, StepPlan, schedule, searched
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.shared_texts import ScopeTexts
@@ -226,6 +226,7 @@ class Engine:
         self._scorer = Scorer(lm, sampler, self.sessions, self._sharing)
         self._drafting = drafting
         self.shares = shares
+        self.plan: Callable[..., StepPlan] = schedule
 
     def run(self) -> None:
         """Run steps until a Stop arrives."""
@@ -255,27 +256,27 @@ class Engine:
         late = len(runnable) < len(ready)
         if self.sessions.references.waiting:
             self.sessions.references.read(busy=bool(runnable))
-        waited_us, prefill_rows, plain_us = self._pauses.waited_us, self._limits.prefill_rows, self.costs.plain(1)
-        batch_us, row_us = plain_us, 0.0
-        if self._drafting is not None:
-            batch_us, row_us = self._draft(self._drafting, runnable, plain_us)
-        shown = self._shown(runnable, plain_us, batch_us, row_us)
+        waited_us, prefill_rows = self._pauses.waited_us, self._limits.prefill_rows
+        if self._drafting is not None and self._drafting.works and runnable:
+            self._draft(self._drafting, runnable)
+        shown = self._shown(runnable)
         if self._sharing is not None:
             shown = self._sharing.chosen(shown, runnable, self._scorer.tenants)
         candidates = self._turns.ordered(shown, runnable)
         decoding = sum(each.uncached == 1 for each in candidates)
         V = self.costs.of(decoding)
-        most_rows = decoding if self.costs.doubtful(decoding) else self._limits.most_rows
-        plan = schedule(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, most_rows)
+        most_rows = decoding if self.costs.plain_due(decoding) else self._limits.most_rows
+        plan = self.plan(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, most_rows)
         self.tell()
         if plan.wait_until_us is not None and not (self._scorer.jobs and self._scorer.turn(idle=False)):
             awaited = tuple([runnable[slot].running for slot in plan.awaited])
             return Rest(min(plan.wait_until_us, self.sessions.next_deadline_us), awaited, decoding)
         if plan.shares:
             shares = [(share, runnable[share.slot]) for share in plan.shares]
-            longest = longest_rest(len(shares), self.costs.plain(len(shares)))
             for share, held in shares:
-                held.lookout.planned(share, held.looked, longest)
+                if share.decides and held.looked:
+                    used = share.window > 0 and share.kind in (SourceKind.NGRAM, SourceKind.PREDICTION)
+                    held.looks_in_vain = 0 if used else held.looks_in_vain + 1
             self._compute(shares)
         scoring = self._scorer.turn(idle=not plan.shares) if self._scorer.jobs else None
         if scoring is not None:
@@ -285,24 +286,32 @@ class Engine:
         return None if plan.shares or self.sessions.references.waiting else Rest(self._next_us(late))
 
     def _runnable(self, ready: Sequence[Held]) -> dict[int, Held]:
-        """By slot those whose constraints have answered, each looked at for whether it is searched for guesses."""
+        """By slot those whose constraints have answered; it is noted of each whether it is searched for guesses."""
         runnable: dict[int, Held] = {}
+        texts: list[Searchable] = []
         for held in ready:
             with self.sessions.containing(held):
                 if held.session.heard():
-                    held.looks()
+                    texts += held.looks()
                     runnable[held.slot] = held
+        chosen, step_us = searched(texts), self.costs.plain(max(1, len(runnable)))
+        for slot, held in runnable.items():
+            held.looked = slot in chosen
+            held.unsearched_us = 0.0 if held.looked else held.unsearched_us + step_us
         return runnable
 
-    def _shown(
-        self, runnable: Mapping[int, Held], plain_us: float, batch_us: float, row_us: float
-    ) -> list[StepCandidate]:
+    def _shown(self, runnable: Mapping[int, Held]) -> list[StepCandidate]:
         shown: list[StepCandidate] = []
+        plain_us = self.costs.plain(max(1, sum(map(self._decodes, runnable.values()))))
         for slot, held in runnable.items():
             with self.sessions.containing(held):
                 cached, most, looked = self.lm.cached(slot), self.lm.most_window, held.looked
-                shown.append(held.running.candidate(slot, cached, plain_us, looked, most, batch_us, row_us))
+                shown.append(held.running.candidate(slot, cached, plain_us, looked, most))
         return shown
+
+    def _decodes(self, held: Held) -> bool:
+        """Whether its next step decides a token; else its prompt is fed."""
+        return held.session.position - self.lm.cached(held.slot) == 1
 
     def _next_us(self, late: bool) -> float:
         """When to look again, if nothing comes: at a deadline, or soon where a constraint had not answered.
@@ -312,22 +321,15 @@ class Engine:
         paced_us = math.inf if self._sharing is None else self._sharing.next_us
         return min(self.sessions.next_deadline_us, paced_us, self._now_us() + LOOK_AGAIN_US if late else math.inf)
 
-    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held], plain_us: float) -> tuple[float, float]:
-        """Draft behind what is decided, whose verdict does not wait for that.
-
-        Returns:
-            The plain step of this batch, and the least that a session is charged for a row beyond it.
-        """
-        decoding = {slot: held for slot, held in runnable.items() if held.session.position - self.lm.cached(slot) == 1}
-        prompts = {slot: held for slot, held in runnable.items() if slot not in decoding}
-        batch_us, V = self.costs.plain(max(1, len(decoding))), self.costs.of(len(decoding))
-        doubtful = self.costs.doubtful(len(decoding))
-        if runnable and drafting.works and not doubtful:
-            began_us = self._now_us()
-            step = DraftedStep(decoding, prompts, V, plain_us, batch_us, self.costs.pace(1))
-            drafting.draft(step, self._now_us, self.tell)
-            self._pauses.drafted_us += self._now_us() - began_us
-        return batch_us, least_charge_us(1, len(decoding), V) if decoding else 0.0
+    def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held]) -> None:
+        """Draft behind what is decided, whose verdict does not wait for that."""
+        decoding = {slot: held for slot, held in runnable.items() if self._decodes(held)}
+        if self.costs.plain_due(len(decoding)):
+            return
+        began_us, prompts = self._now_us(), {slot: held for slot, held in runnable.items() if slot not in decoding}
+        plain_us, V = self.costs.plain(max(1, len(decoding))), self.costs.of(len(decoding))
+        drafting.draft(DraftedStep(decoding, prompts, V, plain_us, self.costs.pace(1)), self._now_us, self.tell)
+        self._pauses.drafted_us += self._now_us() - began_us
 
     # Commands and reports
 
@@ -464,7 +466,7 @@ class Engine:
         """Account for the times of a step whose tokens are chosen."""
         chosen_us = self._now_us()
         pauses, self._pauses = self._pauses, Pauses(ended_us)
-        self.sessions.forward_us = (began_us, ended_us)
+        self.sessions.forwards.append((began_us, ended_us))
         timings = StepTimings(
             step=self.steps,
             sessions=len(parts),
@@ -505,19 +507,17 @@ class Engine:
         # The time that features take counts as the head's: plain decoding would not have kept any, nor other windows.
         tapped_us = 0.0 if self._drafting is None else min(timings.forward_us, self._drafting.tapped_us(len(parts)))
         forward_us = timings.forward_us - tapped_us
-        unexpected_us = self.costs.unexpected_us(len(parts), timings.rows, forward_us + timings.gap_us)
         disturbed_us = self._disturbed_us(parts, timings, forward_us, disturbing)
         plain_us = self._learn(parts, timings, forward_us, len(disturbing) > 0)
         windows = sum(part.share.window for part in parts)
+        windows_us = self.costs.windows_us(len(parts), len(parts) + windows)
         for part, choice in zip(parts, told, strict=True):
             if not self.roster.contains(part.held):
                 continue
             report = self.sessions.report_of(part.held)
             report.timings = timings
             charged = part_of(part.share.window, windows, len(parts))
-            head = part.share.kind is SourceKind.HEAD
-            uncharged_us = unexpected_us + tapped_us
-            charge = StepCharge(plain_us, timings.waited_us, charged, uncharged_us, head, len(parts), disturbed_us)
+            charge = StepCharge(plain_us, timings.waited_us, charged, windows_us, len(parts), disturbed_us)
             with self.sessions.containing(part.held):
                 self._decide_one(part, choice, part.share.slot in failed, report, charge)
 
@@ -602,9 +602,10 @@ class Engine:
         """Tell its link what was decided, charge the session for it, and plan its drafters."""
         session, now_us = held.session, self._now_us()
         held.running.decided(now_us, len(verdict.tokens), charge)
-        spare_us = session.ledger.spare_us(self.costs.plain(1))
+        spare_us = session.ledger.spare_us(self.costs.plain(charge.sessions))
         lost_us = charge.waited_us + charge.disturbed_us
-        paces = held.running.planned(verdict, PlannedStep(charge.sessions, self.costs.of, spare_us, lost_us))
+        step = PlannedStep(charge.sessions, self.costs.of, spare_us, lost_us, self.costs.pace(charge.sessions))
+        paces = held.running.planned(verdict, step)
         verdict = verdict._replace(ledger_us=round(session.ledger.balance_us), paces=paces)
         report.decided.append(Decided(held.handle, held.attach, verdict))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,7 +19,6 @@ from specwire.core.model import ModelLost, SlotModel, out_of_memory
 from specwire.core.policy.drafters import LearntDrafters
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.heads import HeadAcceptance
-from specwire.core.policy.windows import LearntRests, Lookout
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.references import ReferenceRoom, References
@@ -82,9 +81,9 @@ class SessionManager:
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
         self._ngram, self._head = ngram, HeadAcceptance() if head else None
-        self._rests, self.drafters = LearntRests(lm.slots), LearntDrafters()
-        # When the last forward began and ended.
-        self.forward_us = (0.0, 0.0)
+        self.drafters = LearntDrafters()
+        # When the last forwards began and ended.
+        self.forwards: deque[tuple[float, float]] = deque(maxlen=4)
         self._now_us = now_us
         self._grace_us = detach_grace_us
         self._patience = patience
@@ -189,7 +188,7 @@ class SessionManager:
         if held is None:
             self.counts["proposal for an unknown session"] += 1
             return
-        self._offers[held.running.propose(proposal, tick.arrived_us, self.forward_us)] += 1
+        self._offers[held.running.propose(proposal, tick.arrived_us, self.forwards)] += 1
 
     def _allow(self, tick: Tick, handle: int, allowance: Allowance) -> None:
         held = self.roster.get(tick.link, handle)
@@ -293,7 +292,6 @@ class SessionManager:
             NO_SLOT,
             opening.prompt_length,
             RunningSession(session, self._now_us()),
-            Lookout(self._rests.of(opening.scope, opening.shared, opening.sampling.temperature > 0.0)),
             opening.deadline_us,
             scope=opening.scope,
             priority=opening.priority,
@@ -345,9 +343,6 @@ class SessionManager:
             learnt=lambda: self._learnt(opening),
         )
         session.ledger.balance_us = float(opening.ledger_us)
-        if session.head is not None:
-            # Whose debt it is was not told. As a head's it keeps nobody quiet, and all may lose no more together.
-            session.ledger.head_us = max(0.0, session.ledger.balance_us)
         return session
 
     def _others(self, opening: Opening, text: Sequence[int]) -> list[NgramSource]:

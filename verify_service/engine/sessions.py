@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from specwire.core.model import SlotModel
 from specwire.core.placement import Waiting, next_in_turn
-from specwire.core.policy.windows import Lookout
+from specwire.core.policy.windows import Searchable
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening, QueuePatience
 from verify_service.engine.shares import TenantShares
@@ -28,9 +28,11 @@ class Held:
 
     attached: its link is there. until_us: when it is dropped although nobody closes it; set while it is idle or waits.
     scope, priority: see Open in verify.proto. came_us: when it asked for a slot. told: its link was told that it is
-    open. parked: it gave its slot up because it had no credit, and does not wait for one until it has some. lookout:
-    how often it is searched for guesses; looked: it was for the last plan. tenant: see Opening. most_length: of its
-    text. seated_us: when it got its slot. served: the last step that it took part in, where tenants share steps.
+    open. parked: it gave its slot up because it had no credit, and does not wait for one until it has some. looked:
+    its text was searched for a guess for the last plan; looks_in_vain: the last ones, in a row, whose guesses were in
+    no window; unsearched_us: time of steps since.
+    tenant: see Opening. most_length: of its text. seated_us: when it got its slot. served: the last step
+    that it took part in, where tenants share steps.
     """
 
     link: int
@@ -41,7 +43,6 @@ class Held:
     slot: int
     prompt_length: int
     running: RunningSession
-    lookout: Lookout
     deadline_us: float | None = None
     attached: bool = True
     until_us: float = math.inf
@@ -51,6 +52,8 @@ class Held:
     told: bool = False
     parked: bool = False
     looked: bool = False
+    looks_in_vain: int = 0
+    unsearched_us: float = 0.0
     tenant: str = ""
     most_length: int = 0
     seated_us: float = 0.0
@@ -60,12 +63,12 @@ class Held:
     def __post_init__(self) -> None:
         self.session = self.running.session
 
-    def looks(self) -> bool:
-        """Whether the next plan gets a guess of this session."""
+    def looks(self) -> tuple[Searchable, ...]:
+        """Its text, if it has one that is searched for guesses."""
         ngram = self.session.ngram
-        right_since = ngram.right_since if ngram is not None and self.lookout.rests else 0
-        self.looked = self.lookout.looks(right_since)
-        return self.looked
+        return (
+            () if ngram is None else (Searchable(self.slot, self.looks_in_vain, ngram.right_since, self.unsearched_us),)
+        )
 
     @property
     def waiting(self) -> bool:

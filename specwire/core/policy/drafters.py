@@ -12,7 +12,7 @@ off        no gain is expected: plain decoding, with a try now and then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
@@ -33,7 +33,6 @@ from specwire.core.messages import (
     off,
     parse_plan,
 )
-from specwire.core.policy.costs import Turn
 from specwire.core.policy.estimates import (
     AcceptanceByPosition,
     Agreement,
@@ -47,22 +46,21 @@ from specwire.core.policy.estimates import (
     waiting_rate,
 )
 from specwire.core.policy.tunables import (
-    APART_SHARE,
-    AWAITED_VERDICTS,
     CHUNK_SHARE,
     ENOUGH,
-    ENOUGH_COMPARED,
-    LEAST_ADVANTAGE,
+    EXPLORED_SHARE,
     LEAST_GAIN,
-    LEAST_STREAM_GAIN,
     LEAST_TIMING_US,
-    MEASURING_CHUNKS,
-    MOST_FIRST_CHUNK,
+    OUTLIER,
     PLAN_EVERY,
-    PROBE_EVERY,
     SHORT_CHAIN,
+    SLACK_DEVIATIONS,
+    TIMING_WEIGHT,
     TRIAL_VERDICTS,
 )
+
+# A round trip can be hundreds of steps long.
+REMEMBERED_VERDICTS = 1024
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What is known of a drafter. All sessions of a tenant learn it together; another tenant's guesses must not show in how
@@ -70,69 +68,53 @@ from specwire.core.policy.tunables import (
 
 
 @dataclass(slots=True)
-class Tries:
-    """When a drafter that does not pay is tried, and what that costs.
-
-    verdicts: since the last try began or, before the first, in all. Each is divided by the sessions that share its
-    step, all of which a try delays. left: of the try under way, likewise. spent_us: by which it delayed them;
-    price_us: what the last one did.
-    """
-
-    verdicts: float = 0.0
-    left: float = 0.0
-    spent_us: float = 0.0
-    price_us: float = 0.0
-
-    def verdict(self, sessions: int, lost_us: float, ends: bool) -> None:
-        """Note a verdict of a step of so many sessions, and what it lost. ends: the try has told what it can."""
-        self.verdicts += 1.0 / sessions
-        if self.left > 0.0:
-            self.spent_us += lost_us / sessions
-            self.left = 0.0 if ends else max(0.0, self.left - 1.0 / sessions)
-            self.price_us = self.spent_us
-
-    def begins(self, verdict_us: float, most: int) -> bool:
-        """Whether a try of so many verdicts begins now. verdict_us: what a verdict takes without."""
-        if self.verdicts < PROBE_EVERY or not affordable(self.price_us, self.verdicts * verdict_us):
-            return False
-        self.verdicts, self.left, self.spent_us = 0.0, float(most), 0.0
-        return True
-
-
-@dataclass(slots=True)
 class LearntDrafter:
     """A drafter, and its line to the verifier. Times are microseconds; None: nothing was seen yet.
 
     acceptance: of windows that were tested. agreement: of all that was drafted. draft_us: a token's drafting while the
-    verifier is idle or elsewhere; until it was seen so (apart), what it took beside a forward. overhead_us: the rest
-    of the time from a verdict to the proposal that answers it.
-    chunks: that told a time while none was seen apart.
+    verifier is idle or elsewhere; on its cores at the machine's present pace.
+    overhead_us: the rest of the time from a verdict to the proposal that answers it. deviation_us: mean error of both.
     window: in turns, of all sessions: whoever is waited for, all of a batch wait. 0: it is off. ignored: verdicts in a
     row for which a turn was asked and nothing tested.
+    idle: verdicts since the last try began or, before the first, in all. left: of the try under way. Each is divided by
+    the sessions that share its step, all of which a try delays; likewise what that cost them, and the last try did.
     """
 
     acceptance: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
     agreement: Agreement = field(default_factory=Agreement)
     draft_us: float | None = None
-    apart: bool = False
+    pace: float = 1.0
     overhead_us: float | None = None
-    chunks: int = 0
+    deviation_us: float = 0.0
     window: int = 0
     ignored: float = 0.0
-    tries: Tries = field(default_factory=Tries)
+    idle: float = 0.0
+    left: float = 0.0
+    spent_us: float = 0.0
+    price_us: float = 0.0
 
-    def drafted(self, token_us: float, apart: bool) -> None:
-        """Note how long a token took to draft. apart: while the verifier was idle, or elsewhere.
+    def drafted(self, tokens: int, took_us: float, beside_us: float) -> None:
+        """Note how long it drafted so many tokens in a row. beside_us: of that the verifier computed on the same cores.
 
-        The first one apart replaces what was measured beside forwards, and one that took less than half of what is
-        known, since who is off is heard so seldom. One beside a forward tells only that it is no more.
+        Meanwhile it takes up to OUTLIER times as long as while the verifier is idle. So what was drafted mostly beside
+        a forward tells between what and what a token takes. Less than half of what is known is believed, since who is
+        off is heard so seldom.
         """
-        self.chunks += not self.apart
+        apart_us = took_us if 2 * beside_us < took_us else took_us - beside_us * (1.0 - 1.0 / OUTLIER)
+        least_us, most_us = apart_us / tokens, took_us / tokens
         known = self.draft_us
-        if known is None or (apart and (not self.apart or token_us < known / 2)):
-            self.draft_us, self.apart = token_us, apart
+        if known is None or most_us < known / 2:
+            self.draft_us, self.deviation_us = least_us, max(self.deviation_us, took_us / 4)
             return
-        self.draft_us = smoothed(known, token_us if apart else min(known, token_us))
+        taken_us = min(max(known, least_us), most_us)
+        self._err(tokens * (taken_us - known))
+        self.draft_us = smoothed(known, taken_us)
+
+    def paced(self, pace: float) -> None:
+        """The machine that it shares with its verifier takes so many times as long as at first for all that it does."""
+        if self.draft_us is not None:
+            self.draft_us *= pace / self.pace
+        self.pace = pace
 
     def answered(self, overhead_us: float) -> None:
         """Note what an answer took besides its drafting.
@@ -141,8 +123,34 @@ class LearntDrafter:
         smoothing would take a dozen tries to believe.
         """
         known = self.overhead_us
-        nearer = known is not None and overhead_us < known / 2
-        self.overhead_us = smoothed(None if nearer else known, overhead_us, least=LEAST_TIMING_US)
+        if known is None:
+            self.overhead_us, self.deviation_us = overhead_us, max(self.deviation_us, overhead_us / 4)
+            return
+        self._err(overhead_us - known)
+        nearer = overhead_us < known / 2
+        self.overhead_us = overhead_us if nearer else smoothed(known, overhead_us, least=LEAST_TIMING_US)
+
+    def _err(self, error_us: float) -> None:
+        self.deviation_us = smoothed(self.deviation_us, abs(error_us), least=LEAST_TIMING_US)
+
+    def verdict(self, sessions: int, lost_us: float, ends: bool) -> None:
+        """Note a verdict of a step of so many sessions, and what it lost. ends: the try has told what it can."""
+        self.idle += 1.0 / sessions
+        if self.left > 0.0:
+            self.spent_us += lost_us / sessions
+            self.left = 0.0 if ends else max(0.0, self.left - 1.0 / sessions)
+            self.price_us = self.spent_us
+
+    def tries(self, verdict_us: float, most: int) -> bool:
+        """Whether it is tried although it does not pay. A try is of so many verdicts, and taken to cost a verdict's
+        time, verdict_us, at least.
+        """
+        if self.left <= 0.0:
+            if not affordable(max(verdict_us, self.price_us), self.idle * verdict_us):
+                return False
+            self.idle, self.left, self.spent_us = 0.0, float(most), 0.0
+        self.ignored = 0.0
+        return True
 
 
 class LearntDrafters:
@@ -170,7 +178,7 @@ class LearntDrafters:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How a drafter on hardware of its own streams: how far ahead, in what chunks, and whether its verifier is to wait.
+# The best way to draft.
 
 
 class Way(NamedTuple):
@@ -180,67 +188,41 @@ class Way(NamedTuple):
     due: int
     gain: float
 
-    @property
-    def pays(self) -> bool:
-        return self.gain >= LEAST_STREAM_GAIN
 
-    @property
-    def reason(self) -> str:
-        why = "comparing, " if not self.pays else "waits, " if self.due else ""
-        return f"{why}gain {self.gain:.2f}" + (f" with {self.due}" if self.due else "")
+def ways(known: LearntDrafter, draft_us: float, V: V, shares_cores: bool, waits: bool = True) -> list[Way]:
+    """All ways to draft, and what each is expected to gain: in turns, or streaming on hardware of its own.
 
-
-@dataclass(frozen=True, slots=True)
-class Streaming:
-    """What is known of a drafter and its verifier.
-
-    rates: P(accept | tested) by position in the window. agreement: P(a draft token is the decided one), tested or not.
-    draft_us: microseconds to draft a token. delay_us: from a verdict to the proposal that answers it, drafting apart.
-    V: of a step in which the session has m rows. branches: tokens that a forward of the drafter may extend.
-    waits: the verifier can wait for proposals.
+    V: of a step in which the session has m rows. waits: the verifier can wait for proposals.
     """
-
-    rates: Sequence[float]
-    agreement: float
-    draft_us: float
-    delay_us: float
-    V: V
-    branches: int = 1
-    waits: bool = True
-
-    def fastest(self) -> Way:
-        """The best plan for a drafter on hardware of its own: stream, with or without waiting, or take turns."""
-        live = LiveChain.of(self.rates, self.agreement, self.draft_us, self.V)
+    agreement, delay_us = known.agreement.rate, known.overhead_us or 0.0
+    found = list[Way]()
+    windows = range(1, MOST_WINDOW + 1) if waits else ()
+    if shares_cores:
+        rates = known.acceptance.rates(MOST_WINDOW)
+    else:
+        rates = known.acceptance.rates(MOST_WINDOW, agreement)
+        live = LiveChain.of(rates, agreement, draft_us, V)
         # A verdict finds a drafter that streams in the middle of a token.
-        met_us = self.delay_us + self.draft_us / 2
-        alone = stream_rate(live, self.agreement, self.draft_us, self.V(1), met_us, self._chunk)
-        speeds = {(Discipline.STREAM, 0): alone}
-        for window in range(1, MOST_WINDOW + 1) if self.waits else ():
-            first_us = met_us + window * self.draft_us + self.V(window + 1)
-            speeds[Discipline.STREAM, window] = waiting_rate(live, self.rates, self.agreement, first_us, window)
-            turns = lockstep_rate(self.rates, window, self.draft_us, self.V, self.delay_us)
-            speeds[Discipline.LOCKSTEP, window] = turns
-        best = max(speeds, key=speeds.__getitem__)
-        return Way(*best, speeds[best] * self.V(1))
+        met_us, chunk = delay_us + draft_us / 2, least_chunk(V(1), draft_us)
+        speed = stream_rate(live, agreement, draft_us, V(1), met_us, chunk)
+        found.append(Way(Discipline.STREAM, 0, speed * V(1)))
+        for window in windows:
+            first_us = met_us + window * draft_us + V(window + 1)
+            speed = waiting_rate(live, rates, agreement, first_us, window)
+            found.append(Way(Discipline.STREAM, window, speed * V(1)))
+    for window in windows:
+        speed = lockstep_rate(rates, window, draft_us, V, delay_us)
+        found.append(Way(Discipline.LOCKSTEP, window, speed * V(1)))
+    return found
 
-    def plan(self, way: Way) -> Plan:
-        if way.discipline is Discipline.LOCKSTEP:
-            return Plan(way.discipline, Pace(way.due, way.due, branches=self.branches), way.due, way.reason)
-        most = max(self._chunk, min(MOST_FIRST_CHUNK, int(self.V(1) / self.draft_us)))
-        chunk = min(way.due, most) or self._chunk
-        pace = Pace(chunk, max(way.due, self.run_ahead()), branches=self.branches)
-        return Plan(way.discipline, pace, way.due, way.reason)
 
-    @property
-    def _chunk(self) -> int:
-        """Tokens of a chunk that nobody waits for."""
-        return max(1, min(SHORT_CHAIN, int(CHUNK_SHARE * self.V(1) / self.draft_us)))
+def least_chunk(plain_us: float, draft_us: float) -> int:
+    """Tokens of a chunk that nobody waits for."""
+    return max(1, min(SHORT_CHAIN, int(CHUNK_SHARE * plain_us / draft_us)))
 
-    def run_ahead(self) -> int:
-        """What is decided during a round trip at the best conceivable speed, and a window behind it."""
-        step_us = self.V(1)
-        fastest = min(1.0 / self.draft_us, expected_tokens(self.rates, MOST_WINDOW) / step_us)
-        return min(MOST_RUN_AHEAD, MOST_WINDOW + ceil((self.delay_us + step_us) * fastest))
+
+def _gain(way: Way) -> float:
+    return way.gain
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -251,15 +233,14 @@ class PlannedStep(NamedTuple):
     """The step behind which it is planned.
 
     sessions: that shared it. of: V of steps of so many sessions, from rows. spare_us: what the session's ledger can
-    bear. lost_us: by which the step waited, or was disturbed by drafters on the same cores. latest_us: how long the
-    verifier would wait for a drafter's next turn.
+    bear. lost_us: by which the step waited, or was disturbed by drafters on the same cores. pace: of the machine.
     """
 
     sessions: int
     of: Callable[[int], V]
     spare_us: float
     lost_us: float = 0.0
-    latest_us: Callable[[int, Turn], float] = lambda *_: 0.0
+    pace: float = 1.0
 
     def each(self, sessions: int) -> V:
         """V of steps in which each of so many sessions has m rows."""
@@ -267,8 +248,16 @@ class PlannedStep(NamedTuple):
         return lambda rows: step_us(sessions * rows)
 
 
+class Due(NamedTuple):
+    """When an answer is expected, until when it makes sense to wait, and how likely it comes by then."""
+
+    expected_us: float
+    latest_us: float
+    chance: float
+
+
 class DrafterPacing:
-    """`plan`: the present one.
+    """`plan`: the present one. It is told times; microseconds throughout.
 
     Args:
         drafter: as the orchestrator told it. learnt: what is known of it, with other sessions.
@@ -282,9 +271,13 @@ class DrafterPacing:
         self.learnt = learnt
         self._drafter, self._weighed, self._waits = drafter, weighed, waits
         self._fixed, self._branches = parse_plan(drafter.plan), branches_of(drafter.plan)
-        self._verdicts = self._chunks = 0
+        self._count = self._chunks = 0
         self._answered = False
         self._told: Pace | None = None
+        # When which verdict went out, by its end; whether the last one is answered, and how often answers are in time.
+        self._verdicts: dict[int, float] = {}
+        self._asked_us: float | None = None
+        self._here, self._chance = True, 1.0
         self.plan = self._first()
 
     def _first(self) -> Plan:
@@ -294,46 +287,102 @@ class DrafterPacing:
             return self._fixed
         if shared and not self._waits:
             return off("shares cores with a verifier that waits for nobody")
-        if known.draft_us is None or known.tries.left > 0.0:
+        if known.draft_us is None or known.left > 0.0:
             return self._trying("measuring" if known.draft_us is None else "trying")
-        if shared:
-            return in_turns(known.window, "as before") if known.window else off("no gain expected")
-        given_up = known.agreement.compared >= ENOUGH_COMPARED and not known.window
-        return off("no gain expected") if given_up else Plan(Discipline.STREAM, FIRST_PACE, 0, "begins")
+        if not known.window and (shared or self._compared):
+            return off("no gain expected")
+        return in_turns(known.window, "as before") if shared else Plan(Discipline.STREAM, FIRST_PACE, 0, "begins")
+
+    @property
+    def _compared(self) -> bool:
+        """Whether enough was held against the text to give up a drafter on hardware of its own."""
+        return self.learnt.agreement.compared >= 3 * TRIAL_VERDICTS
 
     def _trying(self, reason: str) -> Plan:
         if self._drafter.shares_cores:
             return in_turns(PROBE_WINDOW, reason)
         return Plan(Discipline.STREAM, FIRST_PACE, 0, reason)
 
-    def proposed(self, proposal: Proposal, delay_us: float, beside_us: float) -> None:
-        """A chunk came, so long after the verdict that it answers (0: it answers none).
+    # Answers
 
-        beside_us: of its drafting, for which the verifier computed. A session's first chunk took as long as its
-        drafter needed to read the prompt, so it tells a time only where none is known.
+    @property
+    def in_turns(self) -> bool:
+        """Whether the verifier takes turns with it, on the same cores."""
+        return self._drafter.shares_cores and self.plan.discipline is Discipline.LOCKSTEP
+
+    def asked(self, end: int, now_us: float) -> None:
+        """A verdict that ends at position `end` goes out."""
+        if not self._here and self._asked_us is not None:
+            self._judge(now_us - self._asked_us)
+        self._asked_us, self._here = now_us, False
+        self._verdicts[end] = now_us
+        if len(self._verdicts) > REMEMBERED_VERDICTS:
+            del self._verdicts[next(iter(self._verdicts))]
+
+    def proposed(
+        self,
+        proposal: Proposal,
+        arrived_us: float,
+        live: bool = True,
+        answers: bool = True,
+        forwards: Iterable[tuple[float, float]] = (),
+    ) -> None:
+        """A chunk came. live: it agrees with the text. answers: it does, or did when it was drafted. forwards: when the
+        verifier's last ones began and ended.
+
+        A new chain answers the verdict that ended at its base, wherever later verdicts stand; one that goes on was
+        under way before. Of an answer on the verifier's cores what counts is how long it took; else, what the drafter
+        says that drafting took. For a session's first chunk its drafter read the prompt, so it tells a time only where
+        none is known.
         """
         self._chunks += 1
-        if not proposal.tokens:
-            return
-        # 0 tells nothing: of two chunks that are sent together the first has it all.
-        took_us = proposal.draft_us or (0 if self.learnt.draft_us is not None else 1)
-        apart = not self._drafter.shares_cores or beside_us <= APART_SHARE * took_us
-        if took_us and (self._chunks > 1 or self.learnt.draft_us is None):
+        self._here = self._here or live
+        asked_us = self._verdicts.get(proposal.base) if proposal.offset == 0 else None
+        # 0 tells nothing: of two chunks that are sent together the first has it all. Who never tells takes no time.
+        took_us, beside_us = float(proposal.draft_us or (self.learnt.draft_us is None)), 0.0
+        if self._drafter.shares_cores:
+            took_us = took_us if asked_us is None else max(0.0, arrived_us - asked_us)
+            begun_us = arrived_us - took_us
+            beside_us = sum(max(0.0, min(arrived_us, ended) - max(begun_us, began)) for began, ended in forwards)
+        if took_us and proposal.tokens and (self._chunks > 1 or self.learnt.draft_us is None):
             # The tokens of a tree's piece were drafted in one forward unless its chunk asked for more.
-            levels = len(proposal.tokens)
-            if proposal.parents:
-                levels = min(self.plan.pace.chunk, levels)
-            self.learnt.drafted(took_us / levels, apart and self._chunks > 1)
-        if delay_us and apart:
+            levels = min(self.plan.pace.chunk, len(proposal.tokens)) if proposal.parents else len(proposal.tokens)
+            self.learnt.drafted(max(1, levels), took_us, beside_us)
+        if answers and proposal.tokens and asked_us is not None:
+            delay_us = max(0.0, arrived_us - asked_us)
+            if self.learnt.overhead_us is not None:
+                self._judge(delay_us)
             self._answered = True
             self.learnt.answered(max(0.0, delay_us - took_us))
 
+    def _judge(self, delay_us: float) -> None:
+        kept = delay_us <= self._answer_us + self._slack_us
+        self._chance += TIMING_WEIGHT * (float(kept) - self._chance)
+
     @property
-    def turn(self) -> Turn | None:
-        """Of a drafter that the verifier takes turns with, on the same cores; None of others."""
-        if not self._drafter.shares_cores or self.plan.discipline is not Discipline.LOCKSTEP:
+    def _answer_us(self) -> float:
+        """From a verdict to its answer, as far as it is known."""
+        known = self.learnt
+        return (known.overhead_us or 0.0) + self._pace.chunk * (known.draft_us or 0.0)
+
+    @property
+    def _slack_us(self) -> float:
+        return max(LEAST_TIMING_US, SLACK_DEVIATIONS * self.learnt.deviation_us)
+
+    def due(self, plain_us: float) -> Due | None:
+        """The answer to the last verdict; None if it is here, or none was asked for.
+
+        One of which nothing is known may come soon, and is waited for half a plain step at most. A turn on the same
+        cores was planned, and pays only if the verifier waits.
+        """
+        if self._here or self._asked_us is None or not self.plan.due:
             return None
-        return Turn(self._pace.chunk, (self.learnt.draft_us or 0.0) if self.learnt.apart else 0.0)
+        answer_us = self._answer_us
+        latest_us = answer_us + self._slack_us if answer_us else plain_us / 2
+        chance = 1.0 if self.in_turns else self._chance
+        return Due(self._asked_us + (answer_us or CHUNK_SHARE * plain_us), self._asked_us + latest_us, chance)
+
+    # Plans
 
     def tested(self, width: int, accepted: int) -> None:
         """A window of its tokens was tested."""
@@ -343,14 +392,16 @@ class DrafterPacing:
     def verdict(self, width: int, step: PlannedStep) -> None:
         """A verdict, of a window of so many of its tokens; plan behind it."""
         known = self.learnt
-        self._verdicts += 1
+        self._count += 1
+        if self._drafter.shares_cores:
+            known.paced(step.pace)
         # A drafter reads the prompt first.
-        if self.plan.discipline is Discipline.LOCKSTEP and not width and (self._chunks or self._verdicts > ENOUGH):
+        if self.plan.discipline is Discipline.LOCKSTEP and not width and (self._chunks or self._count > ENOUGH):
             known.ignored += 1.0 / step.sessions
-        known.tries.verdict(step.sessions, step.lost_us, self._drafter.shares_cores and self._answered)
+        known.verdict(step.sessions, step.lost_us, self._drafter.shares_cores and self._answered)
         self._answered = False
         every = TRIAL_VERDICTS if self.plan.discipline is Discipline.OFF else PLAN_EVERY
-        if self._fixed is None and (self._verdicts <= ENOUGH or (self._verdicts + self._drafter.source) % every == 0):
+        if self._fixed is None and (self._count <= ENOUGH or (self._count + self._drafter.source) % every == 0):
             self.plan = self._planned(step)
 
     @property
@@ -366,50 +417,58 @@ class DrafterPacing:
         return SourcePace(self._drafter.source, pace, str(self.plan))
 
     def _planned(self, step: PlannedStep) -> Plan:
-        known = self.learnt
-        if self._drafter.shares_cores and not self._waits:
-            return self.plan
-        if not self._drafter.shares_cores:
-            return self._trying("measuring") if known.draft_us is None else self._apart(step, known.draft_us)
-        measured = known.draft_us is not None and (known.apart or known.chunks >= MEASURING_CHUNKS)
-        if not measured and known.ignored < ENOUGH:
-            return self._borne(step, self._trying("measuring"))
-        return self._try_or_off(step) if known.draft_us is None else self._in_turns(step, known.draft_us)
+        """The way that is expected to gain most.
 
-    def _apart(self, step: PlannedStep, draft_us: float) -> Plan:
-        """Plan for a drafter with hardware of its own: by V of the session alone, since its drafting costs nobody, and
-        the verifier divides a batch's rows. A wait costs all of a batch, so whether to wait is decided by its V.
+        On hardware of its own it is planned by V of the session alone, since its drafting costs nobody, and the
+        verifier divides a batch's rows; but a wait costs all of a batch, so whether to wait is decided by its V. On the
+        verifier's cores all sessions of a batch draft the same window, or none: all wait for whoever is waited for, and
+        the drafter drafts for all of them in one pass.
         """
-        known = self.learnt
-        rates = known.acceptance.rates(MOST_WINDOW, known.agreement.rate)
-        facts = rates, known.agreement.rate, draft_us, known.overhead_us or 0.0
-        streaming = Streaming(*facts, step.each(1), self._branches, self._waits)
-        way = streaming.fastest()
-        if not way.pays and known.agreement.compared >= ENOUGH_COMPARED:
+        known, shared = self.learnt, self._drafter.shares_cores
+        if shared and not self._waits:
+            return self.plan
+        draft_us = known.draft_us
+        if draft_us is None and known.ignored < ENOUGH:
+            return self._borne(step, self._trying("measuring"))
+        if draft_us is None:
+            return self._try_or_off(step)
+        found = ways(known, draft_us, step.each(step.sessions if shared else 1), shared, self._waits)
+        best = max(found, key=_gain)
+        if shared and known.window and best.gain < LEAST_GAIN * found[known.window - 1].gain:
+            best = found[known.window - 1]
+        if not (self._turns_pay(best) if shared else self._stream_pays(best)):
             known.window = 0
             return self._try_or_off(step)
-        known.window = max(1, way.due)
-        if way.due and step.sessions > 1:
-            best = Streaming(*facts, step.each(step.sessions), self._branches, self._waits).fastest()
-            way = way._replace(discipline=best.discipline, due=best.due)
-        return streaming.plan(way)
+        known.window = max(1, best.due)
+        if shared:
+            return self._borne(step, in_turns(best.due, f"window {best.due}, gain {best.gain:.2f}"))
+        if best.due and step.sessions > 1:
+            batch = max(ways(known, draft_us, step.each(step.sessions), shared, self._waits), key=_gain)
+            best = best._replace(discipline=batch.discipline, due=batch.due)
+        return self._streamed(best, step.each(1), draft_us)
 
-    def _in_turns(self, step: PlannedStep, draft_us: float) -> Plan:
-        """All sessions of a batch draft the same window, or none: all wait for whoever is waited for, and the drafter
-        drafts for all of them in one pass.
+    def _turns_pay(self, best: Way) -> bool:
+        return best.gain >= LEAST_GAIN and self.learnt.ignored < ENOUGH
+
+    def _stream_pays(self, best: Way) -> bool:
+        """It delays nobody, so it may gain as little as tries may cost."""
+        return best.gain >= 1.0 + EXPLORED_SHARE or not self._compared
+
+    def _streamed(self, way: Way, V: V, draft_us: float) -> Plan:
+        """The plan, with a run-ahead that covers what is decided during a round trip at the best conceivable speed, and
+        a window behind it.
         """
-        known, each = self.learnt, step.each(step.sessions)
-        rates, overhead_us = known.acceptance.rates(MOST_WINDOW), known.overhead_us or 0.0
-        speeds = [lockstep_rate(rates, window, draft_us, each, overhead_us) for window in range(MOST_WINDOW + 1)]
-        best, now = max(range(1, MOST_WINDOW + 1), key=speeds.__getitem__), known.window
-        if now and speeds[best] < LEAST_GAIN * speeds[now]:
-            best = now
-        gain = speeds[best] / speeds[0]
-        pays = gain >= (LEAST_GAIN if now else LEAST_ADVANTAGE) and known.ignored < ENOUGH
-        known.window = best if pays else 0
-        if not pays:
-            return self._try_or_off(step)
-        return self._borne(step, in_turns(best, f"window {best}, gain {gain:.2f}"))
+        reason, chunk = f"gain {way.gain:.2f}" + (f" with {way.due}" if way.due else ""), least_chunk(V(1), draft_us)
+        if way.discipline is Discipline.LOCKSTEP:
+            return Plan(way.discipline, Pace(way.due, way.due, branches=self._branches), way.due, reason)
+        known, step_us = self.learnt, V(1)
+        rates = known.acceptance.rates(MOST_WINDOW, known.agreement.rate)
+        fastest = min(1.0 / draft_us, expected_tokens(rates, MOST_WINDOW) / step_us)
+        ahead = min(MOST_RUN_AHEAD, MOST_WINDOW + ceil(((known.overhead_us or 0.0) + step_us) * fastest))
+        # A chain is wrong most often at its beginning, and the drafter goes on in any case: so no more is waited for.
+        most = max(chunk, min(2 * SHORT_CHAIN, int(step_us / draft_us)))
+        pace = Pace(min(way.due, most) or chunk, max(way.due, ahead), branches=self._branches)
+        return Plan(way.discipline, pace, way.due, reason)
 
     def _borne(self, step: PlannedStep, plan: Plan) -> Plan:
         """That plan, unless the verifier would not wait for its turn, which would be in the way of the next forward.
@@ -418,14 +477,14 @@ class DrafterPacing:
         """
         if not self._drafter.shares_cores or not plan.due or step.sessions > 1:
             return plan
-        turn, each = Turn(plan.due, self.learnt.draft_us or 0.0), step.each(step.sessions)
-        turn_us = step.latest_us(self._drafter.source, turn) + each(plan.due + 1) - each(1)
+        known, V = self.learnt, step.each(1)
+        turn_us = plan.due * (known.draft_us or 0.0) + V(plan.due + 1) - V(1)
+        if known.overhead_us is not None:
+            turn_us += known.overhead_us + self._slack_us
         return plan if turn_us <= step.spare_us else off("no turn that its ledger could bear")
 
     def _try_or_off(self, step: PlannedStep) -> Plan:
-        tries = self.learnt.tries
-        most = AWAITED_VERDICTS if self._drafter.shares_cores else TRIAL_VERDICTS
-        if tries.left > 0.0 or tries.begins(step.each(step.sessions)(1), most):
-            self.learnt.ignored = 0.0
+        most = PLAN_EVERY if self._drafter.shares_cores else TRIAL_VERDICTS
+        if self.learnt.tries(step.each(step.sessions)(1), most):
             return self._borne(step, self._trying("trying"))
         return off("no gain expected")

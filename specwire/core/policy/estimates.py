@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from specwire.core.policy.tunables import (
     AGREEMENT_DECAY,
     DECAY,
     EXPLORED_SHARE,
-    LATER_WEIGHT,
     OUTLIER,
     PRIOR_RATES,
     PRIOR_WEIGHT,
-    SURE_CLASSES,
     TIMING_WEIGHT,
 )
 
@@ -134,7 +132,8 @@ class AcceptanceByPosition:
         rates: list[float] = []
         for index in range(most):
             bounded = min(index, len(self._tested) - 1)
-            weight = LATER_WEIGHT if index else PRIOR_WEIGHT
+            # Later ones are tested less often, and differ little from the one before.
+            weight = 1.5 * PRIOR_WEIGHT if index else PRIOR_WEIGHT
             prior = (self._accepted[bounded] + weight * prior) / (self._tested[bounded] + weight)
             rates.append(prior)
         return rates
@@ -161,61 +160,6 @@ class Agreement:
         for right in (*(1.0,) * equal, *(0.0,) * contradicted):
             self.compared = AGREEMENT_DECAY * self.compared + 1.0
             self.equal = AGREEMENT_DECAY * self.equal + right
-
-
-class Rates(Protocol):
-    """P(accept | tested) by position, of what is proposed."""
-
-    def rates(self, most: int) -> list[float]: ...
-    def expected(self, window: int) -> float: ...
-
-
-class PathRates(NamedTuple):
-    """Of one proposal whose tokens are not like those of others."""
-
-    chances: tuple[float, ...]
-
-    def rates(self, most: int) -> list[float]:
-        return [*self.chances[:most]]
-
-    def expected(self, window: int) -> float:
-        return expected_tokens(self.chances, window)
-
-
-class AcceptanceByConfidence:
-    """P(accept | tested) by the probability that a head gives its likeliest token, whatever the position.
-
-    Decayed counts in SURE_CLASSES classes, each with a weak prior: the probability itself. Beside them is kept how far
-    they were off (Brier 1950), and how far what positions tell was off: a head whose probabilities tell less is not
-    `trusted`.
-    """
-
-    def __init__(self) -> None:
-        self._seen, self._right = [0.0] * SURE_CLASSES, [0.0] * SURE_CLASSES
-        self._own_error = self._other_error = 0.0
-
-    @property
-    def trusted(self) -> bool:
-        return self._own_error < self._other_error
-
-    def chance(self, sure: float) -> float:
-        known = _class_of(sure)
-        prior = (known + 0.5) / SURE_CLASSES
-        return (self._right[known] + PRIOR_WEIGHT * prior) / (self._seen[known] + PRIOR_WEIGHT)
-
-    def observe(self, sure: Sequence[float], rates: Sequence[float], tested: int, accepted: int) -> None:
-        """Note draft tokens, as `AcceptanceByPosition.observe` does. rates: what their positions told."""
-        for index in range(min(tested, accepted + 1, len(sure))):
-            known, right = _class_of(sure[index]), float(index < accepted)
-            own, other = self.chance(sure[index]) - right, rates[index] - right
-            self._own_error = AGREEMENT_DECAY * self._own_error + own * own
-            self._other_error = AGREEMENT_DECAY * self._other_error + other * other
-            self._seen[known] = AGREEMENT_DECAY * self._seen[known] + 1.0
-            self._right[known] = AGREEMENT_DECAY * self._right[known] + right
-
-
-def _class_of(sure: float) -> int:
-    return min(SURE_CLASSES - 1, int(SURE_CLASSES * sure))
 
 
 def expected_tokens(rates: Sequence[float], window: int) -> float:
@@ -275,16 +219,6 @@ def waiting_rate(live: LiveChain, rates: Sequence[float], agreement: float, firs
     """
     survives = prod(rates[:chunk]) * agreement
     return (expected_tokens(rates, chunk) + survives * live.tokens) / (first_us + survives * live.time_us)
-
-
-def worth_waiting(
-    decided_now: float, gained: float, forward_now_us: float, forward_then_us: float, wait_us: float
-) -> bool:
-    """Whether to wait `wait_us` for proposals that raise the step's expected tokens by `gained`.
-
-    (B + g) / (V(m + n) + w) > B / V(m), docs/HOW_IT_WORKS.md.
-    """
-    return (decided_now + gained) * forward_now_us > decided_now * (forward_then_us + wait_us)
 
 
 def affordable(cost: float, since: float) -> bool:

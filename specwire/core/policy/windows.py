@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from operator import attrgetter, itemgetter, mul
+from operator import attrgetter, mul
 from typing import NamedTuple
 
 from specwire.core.messages import MOST_WINDOW, NEGLIGIBLE, SourceKind
 from specwire.core.policy.costs import part_of
-from specwire.core.policy.estimates import AcceptanceByPosition, Rates, V, affordable, expected_tokens, worth_waiting
+from specwire.core.policy.estimates import AcceptanceByPosition, V, affordable
 from specwire.core.policy.tunables import (
     LEAST_GAIN,
-    LEAST_GUESS_GAIN,
     LOOK_EVERY_US,
     PREFILL_ROWS,
-    REPEATING,
+    SHORT_CHAIN,
 )
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -44,7 +43,7 @@ class StepCandidate(NamedTuple):
         uncached: decided tokens that the slot does not hold; at least 1.
         drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
         spare_us: what its ledger lets it lose in this step by waiting and by a window that is entirely wrong, including
-        the cost to others. guess_spare_us: likewise by a window of its guess; None: the same.
+        the cost to others.
         missing: draft tokens that are due and not here yet.
         guess: what the verifier itself proposes.
         untested_us: time spent since a window of it was last tested, of whichever source.
@@ -62,13 +61,6 @@ class StepCandidate(NamedTuple):
     guess: Guess | None = None
     untested_us: float = 0.0
     whole: tuple[int, ...] | None = None
-    guess_spare_us: float | None = None
-
-    def spare_of(self, kind: SourceKind) -> float:
-        """What a window of such a source may cost."""
-        if kind is SourceKind.DRAFTER or self.guess_spare_us is None:
-            return self.spare_us
-        return self.guess_spare_us
 
 
 class Share(NamedTuple):
@@ -105,7 +97,7 @@ class Guess(NamedTuple):
 
     position: int
     tokens: tuple[int, ...]
-    acceptance: Rates
+    acceptance: AcceptanceByPosition
     kind: SourceKind = SourceKind.NGRAM
 
 
@@ -171,108 +163,85 @@ def filled(candidates: Sequence[StepCandidate]) -> Windows:
     for candidate in candidates:
         width = max(_ends(candidate), default=0)
         if width:
-            windows.add(_whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER))
+            windows.add(next(_whole(candidate, width)))
     return windows
 
 
 def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.inf) -> Windows:
     """Windows of sessions, which have one row each in any case. The step has at most `most_rows` rows in all.
 
-    A session is charged for what its window costs all of them (`part_of`). Its ledger must be able to bear that charge
+    A session is charged for what its window costs all of them (`row_us`). Its ledger must be able to bear that charge
     if the whole window is wrong.
     """
     sessions, windows = len(candidates), Windows.without(len(candidates))
-    pieces = _chosen(_pieces(candidates, V), sessions, most_rows, V)
-    for piece in pieces:
-        windows.add(piece)
+    pieces = _within_ledgers(_fastest(_pieces(candidates, V), sessions, most_rows, V), sessions, V)
+    if _pays(pieces, sessions, V):
+        for piece in pieces:
+            windows.add(piece)
+    else:
+        pieces = []
     for candidate in candidates:
-        if windows.of(candidate.slot).width:
+        if not candidate.untested_us or windows.of(candidate.slot).width:
             continue
-        tested = _to_test(candidate, windows.rows, sessions, most_rows, V)
-        if tested is not None and len(_borne([*pieces, tested], sessions, V)) > len(pieces):
-            windows.add(tested)
-            pieces.append(tested)
+        for tested in _whole(candidate, min(_ends(candidate), default=0)):
+            # All wait for a test of the estimates.
+            cost_us, rows = sessions * (V(windows.rows + tested.width) - V(windows.rows)), windows.rows + tested.width
+            if rows <= most_rows and affordable(cost_us, candidate.untested_us):
+                more = [*pieces, tested]
+                if len(_within_ledgers(more, sessions, V)) == len(more):
+                    windows.add(tested)
+                    pieces = more
+                    break
     return windows
 
 
-def _chosen(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> list[WindowPiece]:
-    """The best pieces, as many as pay. Guesses must clear a hurdle, so chains alone may be better."""
-    if not pieces:
-        return []
-    choices = [_fastest(pieces, sessions, most_rows, V)]
-    chained = [piece for piece in pieces if piece.kind is SourceKind.DRAFTER]
-    if 0 < len(chained) < len(pieces):
-        choices.append(_fastest(chained, sessions, most_rows, V))
-    _, best = max(choices, key=itemgetter(0))
-    return _borne(best, sessions, V)
-
-
-def _fastest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> tuple[float, list[WindowPiece]]:
-    """The best expected rate, divided by the hurdle that it must take, and the leading pieces that give it.
-
-    After a piece that its session's ledger could not bear, no further piece of that session is taken. All lengths are
-    tried, because V(m) may fall. In a batch chains have a hurdle, too: of many sessions' estimates those are tested
-    that err upwards.
-    """
+def _fastest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> list[WindowPiece]:
+    """The leading pieces that give the best expected rate. All lengths are tried, because V(m) may fall."""
     rows, tokens = sessions, float(sessions)
-    best_rate, kept, hurdle = tokens / V(rows), 0, 1.0 if sessions == 1 else LEAST_GAIN
-    widths: dict[int, int] = {}
-    refused: set[int] = set()
-    taken: list[WindowPiece] = []
-    for piece in pieces:
-        slot = piece.candidate.slot
-        width = widths.get(slot, 0) + piece.width
-        if rows + piece.width > most_rows:
-            break
-        if slot in refused or not _bears(piece, sessions, rows + piece.width, width, V):
-            refused.add(slot)
-            continue
-        widths[slot] = width
+    best_rate, kept = 0.0, 0
+    for number, piece in enumerate(pieces, 1):
         rows, tokens = rows + piece.width, tokens + piece.gain
-        taken.append(piece)
-        if piece.kind is not SourceKind.DRAFTER:
-            hurdle = LEAST_GUESS_GAIN
-        rate = tokens / (hurdle * V(rows))
-        if rate > best_rate:
-            best_rate, kept = rate, len(taken)
-    return best_rate, taken[:kept]
+        if rows > most_rows:
+            break
+        if tokens / V(rows) > best_rate:
+            best_rate, kept = tokens / V(rows), number
+    return list(pieces[:kept])
 
 
-def _borne(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPiece]:
-    """Drop the windows of sessions that could not bear their charge, now that all windows are known.
+def _pays(pieces: Sequence[WindowPiece], sessions: int, V: V) -> bool:
+    """Whether a step with these pieces is enough faster than one without: of many estimates those are acted on that
+    err upwards, and what rows cost is not known well either.
+    """
+    rows, tokens = (sessions + sum(each.width for each in pieces)), sessions + sum(each.gain for each in pieces)
+    return tokens * V(sessions) >= LEAST_GAIN * sessions * V(rows)
 
-    The charge is a session's part of what all windows cost together. `_bears` could only ask what each piece cost
-    behind those before it, but the last rows of a step may be its expensive ones, or any window one that few share. So
-    what is left is asked again.
+
+def row_us(rows: int, sessions: int, V: V) -> float:
+    """What a session is charged for each row of its window, where windows of a step have so many `rows` in all.
+
+    It is a session's part of what all windows cost together (`part_of`).
+    """
+    return max(0.0, sessions * (V(sessions + rows) - V(sessions)) / rows) if rows else 0.0
+
+
+def _within_ledgers(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[WindowPiece]:
+    """Whoever could not bear its charge if all of its window is wrong loses the least dense piece of it, until all can.
+
+    A row's price changes with the rows that are left: the last ones of a step may be its dear ones, or any window one
+    that few share.
     """
     left, dropped = list(pieces), True
     while dropped:
         widths: Counter[int] = Counter()
+        last: dict[int, WindowPiece] = {}
         for piece in left:
             widths[piece.candidate.slot] += piece.width
-        windows = widths.total()
-        all_us = max(0.0, V(sessions + windows) - V(sessions))
-        borne = [
-            piece
-            for piece in left
-            if piece.candidate.spare_of(piece.kind) >= all_us * part_of(widths[piece.candidate.slot], windows, sessions)
-        ]
-        dropped, left = len(borne) < len(left), borne
+            last[piece.candidate.slot] = piece
+        each_us = row_us(widths.total(), sessions, V)
+        poor = {slot for slot, width in widths.items() if last[slot].candidate.spare_us < each_us * width}
+        left = [each for each in left if each.candidate.slot not in poor or each is not last[each.candidate.slot]]
+        dropped = len(poor) > 0
     return left
-
-
-def least_charge_us(width: int, sessions: int, V: V) -> float:
-    """About the least that a session can be charged for a window of `width`: it alone has one, or all `sessions` do.
-
-    Where V(m) rises in steps a group in between may be charged less. To try each takes as long as a share of the step.
-    """
-    plain_us = V(sessions)
-    return max(0.0, min(sessions * (V(sessions + width) - plain_us), V(sessions * (1 + width)) - plain_us))
-
-
-def _bears(piece: WindowPiece, sessions: int, rows: int, width: int, V: V) -> bool:
-    """Whether a ledger allows a window of `width` of its source in a step of `rows` that delays so many `sessions`."""
-    return piece.candidate.spare_of(piece.kind) >= sessions * max(0.0, V(rows) - V(rows - width))
 
 
 def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
@@ -280,7 +249,7 @@ def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
     least = _least_density(len(candidates), V)
-    found = [piece for candidate in candidates for piece in _offered(candidate, least, len(candidates), V)]
+    found = [piece for candidate in candidates for piece in _offered(candidate, least)]
     return sorted(found, key=attrgetter("density"), reverse=True)
 
 
@@ -297,29 +266,16 @@ def _least_density(sessions: int, V: V) -> float:
     return sessions / plain_us * min((V(sessions + width) - plain_us) / width for width in widths)
 
 
-def _offered(candidate: StepCandidate, least: float, sessions: int, V: V) -> Sequence[WindowPiece]:
-    """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt.
-
-    Better is what its ledger bears, then what gains more: what cannot be tested must not stand before what can.
-    """
-    chained = _chained(candidate, least) if candidate.spare_us >= 0.0 else []
-    guess = candidate.guess
-    guessed = _guessed(candidate, guess, least) if guess and candidate.spare_of(guess.kind) >= 0.0 else []
-    if not (chained and guessed):
-        return chained or guessed
-
-    def worth(pieces: Sequence[WindowPiece]) -> tuple[bool, float]:
-        first = pieces[0]
-        borne = candidate.spare_of(first.kind) >= least_charge_us(first.width, sessions, V)
-        return borne, sum(piece.gain for piece in pieces)
-
-    return max(chained, guessed, key=worth)
-
-
-def _chained(candidate: StepCandidate, least: float) -> list[WindowPiece]:
-    if not candidate.drafted or candidate.acceptance.rates(1)[0] <= least:
+def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
+    """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt."""
+    if candidate.spare_us < 0.0:
         return []
-    return list(_cut(candidate, candidate.acceptance, _ends(candidate), SourceKind.DRAFTER, least))
+    chained = _cut(candidate, candidate.acceptance, _ends(candidate), SourceKind.DRAFTER, least)
+    guess = candidate.guess
+    if guess is None:
+        return chained
+    guessed = _cut(candidate, guess.acceptance, range(1, _most(candidate, guess) + 1), guess.kind, least)
+    return max(chained, guessed, key=lambda pieces: sum(piece.gain for piece in pieces))
 
 
 def _ends(candidate: StepCandidate) -> Sequence[int]:
@@ -330,144 +286,66 @@ def _ends(candidate: StepCandidate) -> Sequence[int]:
     return [end for end in candidate.whole if end <= most]
 
 
-def _guessed(candidate: StepCandidate, guess: Guess, least: float) -> list[WindowPiece]:
-    most = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-    if most < 1 or guess.acceptance.rates(1)[0] <= least:
-        return []
-    return list(_cut(candidate, guess.acceptance, range(1, most + 1), guess.kind, least))
+def _most(candidate: StepCandidate, guess: Guess) -> int:
+    return min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
 
 
 def _cut(
-    candidate: StepCandidate, acceptance: Rates, ends: Sequence[int], kind: SourceKind, least: float
-) -> Iterator[WindowPiece]:
+    candidate: StepCandidate, acceptance: AcceptanceByPosition, ends: Sequence[int], kind: SourceKind, least: float
+) -> list[WindowPiece]:
     """Pieces that end at `ends`. Their density falls as the probabilities do."""
-    start, least = 0, max(least, NEGLIGIBLE)
+    start, pieces, least = 0, list[WindowPiece](), max(least, NEGLIGIBLE)
     decided = list(accumulate(acceptance.rates(max(ends, default=0)), mul))
     for end in ends:
         gain = sum(decided[start:end])
         density = gain / (end - start)
         if density <= least:
-            return
-        yield WindowPiece(density, gain, end - start, candidate, kind)
+            break
+        pieces.append(WindowPiece(density, gain, end - start, candidate, kind))
         start = end
+    return pieces
 
 
-def _whole(candidate: StepCandidate, width: int, acceptance: Rates, kind: SourceKind) -> WindowPiece:
-    """A window in one piece."""
-    gain = expected_tokens(acceptance.rates(width), width) - 1.0
-    return WindowPiece(gain / width, gain, width, candidate, kind)
-
-
-def _to_test(candidate: StepCandidate, before: int, sessions: int, most_rows: float, V: V) -> WindowPiece | None:
-    """A window of a session without one, behind `before` rows, where a test of estimates is due. All wait for it."""
-    if not candidate.untested_us:
-        return None
-    for piece in _testable(candidate):
-        rows = before + piece.width
-        due = affordable(sessions * (V(rows) - V(before)), candidate.untested_us)
-        if due and rows <= most_rows and _bears(piece, sessions, rows, piece.width, V):
-            return piece
-    return None
-
-
-def _testable(candidate: StepCandidate) -> Iterator[WindowPiece]:
-    """The shortest window of its chain, then its guess."""
-    width = min(_ends(candidate), default=0)
-    if width:
-        yield _whole(candidate, width, candidate.acceptance, SourceKind.DRAFTER)
-    guess = candidate.guess
-    width = 0 if guess is None else min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-    if guess is not None and width > 0:
-        yield _whole(candidate, width, guess.acceptance, guess.kind)
+def _whole(candidate: StepCandidate, width: int) -> Iterator[WindowPiece]:
+    """A window of its chain of this width, then all of its guess, each in one piece."""
+    offered = [(width, candidate.acceptance, SourceKind.DRAFTER)]
+    if (guess := candidate.guess) is not None:
+        offered.append((_most(candidate, guess), guess.acceptance, guess.kind))
+    for wide, acceptance, kind in offered:
+        if wide > 0:
+            gain = acceptance.expected(wide) - 1.0
+            yield WindowPiece(gain / wide, gain, wide, candidate, kind)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How often a session of a batch is searched for guesses: a look-up takes time, whether its guess is used or not. Pure.
+# Whose texts are searched for guesses: a look-up takes time, whether its guess is used or not, and where a text repeats
+# little, or rows are dear, hardly any guess pays. Pure.
 
 
-def longest_rest(sessions: int, plain_us: float) -> int:
-    """Plans without a look between two, so that looks in vain come no more often than every LOOK_EVERY_US."""
-    return math.ceil(sessions * LOOK_EVERY_US / plain_us)
+class Searchable(NamedTuple):
+    """A session whose text may be searched.
 
-
-@dataclass(slots=True)
-class LearntRest:
-    """in_vain: looks in a row that led to nothing, as a new session takes them to lie behind it."""
-
-    in_vain: int = 0
-
-
-class LearntRests:
-    """What sessions learnt, by cache scope: a tenant's texts must not show in how soon another's are searched.
-
-    Sessions that keep their texts to themselves, and those that are drawn by noise, which repeat less, are apart.
-
-    Args:
-        most: scopes that are remembered; the least recently used is forgotten.
+    in_vain: searches in a row whose guesses were in no window. right_since: tokens that went on as the last guess said.
+    unsearched_us: time of the steps since it was searched.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._scopes: dict[bytes, dict[tuple[bool, bool], LearntRest]] = {}
-
-    def of(self, scope: bytes, shared: bool, drawn: bool) -> LearntRest:
-        """For a new session; nothing was learnt before it where it has no scope."""
-        if not scope:
-            return LearntRest()
-        rests = self._scopes[scope] = self._scopes.pop(scope, {})  # the last one is the most recently used
-        if len(self._scopes) > self._most:
-            del self._scopes[next(iter(self._scopes))]
-        return rests.setdefault((shared, drawn), LearntRest())
+    slot: int
+    in_vain: int
+    right_since: int
+    unsearched_us: float = 0.0
 
 
-class Lookout:
-    """Remembers whether a session's guesses were worth a window lately.
-
-    Where a text repeats little, or rows beyond one for each session are expensive, hardly any guess pays, and a look
-    for each session in each step costs a batch some per cent. One whose text has gone on as the last guess said is
-    searched all the same: it has begun to repeat.
-
-    learnt: what the sessions before this one came to, where it begins, and which it changes.
+def searched(sessions: Sequence[Searchable]) -> set[int]:
+    """Slots of those that the next step searches: one of whose last guesses was used, or whose last one is still right,
+    and all of them now and then. Each by its own past: a tenant's texts must not show in how soon another's are
+    searched.
     """
-
-    def __init__(self, learnt: LearntRest) -> None:
-        self._learnt = learnt
-        self._in_vain, self._rest = learnt.in_vain, 0
-        self._repeating = REPEATING
-
-    @property
-    def rests(self) -> bool:
-        return self._rest > 0
-
-    def looks(self, right_since: int = 0) -> bool:
-        """Whether to look for a guess for the next plan; called once a plan.
-
-        right_since: tokens that were as the last guess said, since the last look.
-        """
-        if self._rest == 0:
-            return True
-        self._rest -= 1
-        if right_since < self._repeating:
-            return False
-        self._repeating *= 2  # what repeats, and still does not pay, is looked at ever later
-        return True
-
-    def planned(self, share: Share, looked: bool, longest: int) -> None:
-        """Note the session's part of a planned step. Chunks of a prompt take no guess, however good.
-
-        longest: see `longest_rest`.
-        """
-        if not (share.decides and looked):
-            return
-        if share.window and share.kind in (SourceKind.NGRAM, SourceKind.PREDICTION):
-            self._in_vain, self._rest, self._repeating = self._in_vain // 2, 0, REPEATING
-            self._learnt.in_vain = max(0, self._learnt.in_vain - 1)
-            return
-        self._rest = min(longest, (1 << self._in_vain) // 2)
-        if self._rest < longest:
-            self._in_vain += 1
-        if self._in_vain > self._learnt.in_vain:
-            self._learnt.in_vain += 1
+    rest_us = LOOK_EVERY_US * len(sessions)
+    return {
+        each.slot
+        for each in sessions
+        if each.in_vain < SHORT_CHAIN or each.right_since >= SHORT_CHAIN or each.unsearched_us >= rest_us
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -552,35 +430,32 @@ def _wait(
     due.sort(key=lambda each: each.awaited.expected_us)
     rows, B = windows.rows, windows.tokens
     until: float | None = None
+    best_rate = B / V(rows)
     payers: tuple[int, ...] = ()
-    best_rate = 0.0
-    for last, expected in enumerate(due):
-        if last + 1 < len(due) and due[last + 1].awaited.expected_us == expected.awaited.expected_us:
+    for last, expected in enumerate(due, 1):
+        if last < len(due) and due[last].awaited.expected_us == expected.awaited.expected_us:
             continue
-        paying = _payers(due[: last + 1], len(candidates), now_us, rows, V)
+        paying = _able(due[:last], len(candidates), now_us, rows, V)
         if not paying:
             continue
         n, g = sum(each.rows for each in paying), sum(each.awaited.chance * each.gain for each in paying)
         w = max(0.0, paying[-1].awaited.expected_us - now_us)  # one that is late may still come by its latest time
         rate = (B + g) / (V(rows + n) + w)
-        if rate > best_rate and worth_waiting(B, g, V(rows), V(rows + n), w):
+        if rate > best_rate:
             until, best_rate = max(each.awaited.latest_us for each in paying), rate
             payers = tuple([each.candidate.slot for each in paying])
     return until, payers
 
 
-def _payers(due: Sequence[Expected], sessions: int, now_us: float, rows: int, V: V) -> list[Expected]:
-    """The most of `due` that can bear the wait and their windows if all of it is in vain."""
-    wait_us = max(each.awaited.latest_us for each in due) - now_us
-    then = rows + sum(each.rows for each in due)
-    windows_us = max(0.0, V(then) - V(sessions))
-
-    def spare_us(each: Expected) -> float:
-        return each.candidate.spare_us - part_of(each.width, then - sessions, sessions) * windows_us
-
-    spare = sorted(map(spare_us, due), reverse=True)
-    most = max((n for n, least in enumerate(spare, 1) if least >= part_of(1, n, sessions) * wait_us), default=0)
-    return [each for each in due if spare_us(each) >= spare[most - 1]] if most else []
+def _able(due: Sequence[Expected], sessions: int, now_us: float, rows: int, V: V) -> list[Expected]:
+    """Those of `due` that can bear their part of the wait, and their windows, if all of it is in vain."""
+    able, dropped = list(due), True
+    while able and dropped:
+        wait_us = part_of(1, len(able), sessions) * (max(each.awaited.latest_us for each in able) - now_us)
+        each_us = row_us(rows + sum(each.rows for each in able) - sessions, sessions, V)
+        left = [each for each in able if each.candidate.spare_us >= wait_us + each.width * each_us]
+        able, dropped = left, len(left) < len(able)
+    return able
 
 
 def _expect(candidate: StepCandidate, share: Share, awaited: Awaited, least: float) -> Expected:
@@ -591,22 +466,14 @@ def _expect(candidate: StepCandidate, share: Share, awaited: Awaited, least: flo
     would not pay where one for its beginning does.
     A guess gives way to the chain, if that is then expected to decide more.
     """
-    window = share.window if share.kind is SourceKind.DRAFTER else candidate.drafted
+    chained = share.kind is SourceKind.DRAFTER
+    window = share.window if chained else candidate.drafted
     wider = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
     if candidate.whole is None:
         decided = accumulate(candidate.acceptance.rates(wider), mul)
         wider = max(min(window, wider), sum(chance > least for chance in decided))
-    gain = _tokens(candidate.acceptance, wider) - _expected(candidate, share)
-    if gain <= 0.0 and share.kind is not SourceKind.DRAFTER:
+    present = candidate.acceptance if chained or candidate.guess is None else candidate.guess.acceptance
+    gain = candidate.acceptance.expected(wider) - present.expected(share.window)
+    if gain <= 0.0 and not chained:
         return Expected(candidate, awaited, share.window, 0, 0.0)
     return Expected(candidate, awaited, wider, wider - share.window, gain)
-
-
-def _tokens(acceptance: Rates, window: int) -> float:
-    return expected_tokens(acceptance.rates(window), window) if window else 1.0
-
-
-def _expected(candidate: StepCandidate, share: Share) -> float:
-    if share.kind is not SourceKind.DRAFTER and candidate.guess is not None:
-        return _tokens(candidate.guess.acceptance, share.window)
-    return _tokens(candidate.acceptance, share.window)

@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 
 from specwire.core.invalid import MOST_REFERENCE_TOKENS, MOST_REFERENCES, InvalidParameter
 from specwire.core.messages import SourceKind
-from specwire.core.policy.tunables import READ_AT_ONCE, REFERENCES_BESIDE_A_STEP
+from specwire.core.policy.tunables import READ_AT_ONCE
 from specwire.core.verify.shared_texts import FIRST_TOKENS, TOKEN_BYTES, VOTED_PRIORS, ScopeTexts, SharedIndex
 from specwire.core.verify.text_sources import NgramSource
+
+# See READ_AT_ONCE.
+BESIDE_A_STEP = READ_AT_ONCE // 2
 
 
 def check_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
@@ -167,5 +170,5 @@ class ReferenceRoom:
             return
         self._turn += 1
         references = unread[self._turn % len(unread)]
-        references.read(REFERENCES_BESIDE_A_STEP if busy else READ_AT_ONCE)
+        references.read(BESIDE_A_STEP if busy else READ_AT_ONCE)
         self.waiting = len(unread) > 1 or references.unread

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specwire.core.law.acceptance import Judge, decide
@@ -22,10 +22,9 @@ from specwire.core.messages import (
     TokenLogprobs,
     Verdict,
 )
-from specwire.core.policy.costs import Expectations, Ledger, StepCharge, Turn
-from specwire.core.policy.drafters import DrafterPacing, LearntDrafter, PlannedStep
+from specwire.core.policy.costs import Ledger, StepCharge
+from specwire.core.policy.drafters import DrafterPacing, Due, LearntDrafter, PlannedStep
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.heads import LearntHead
 from specwire.core.policy.tunables import ENOUGH
 from specwire.core.policy.windows import Awaited, Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
@@ -117,7 +116,7 @@ class VerifySession:
         ngram: bool = False,
         epoch: int = 0,
         prediction: Sequence[int] = (),
-        head: LearntHead | None = None,
+        head: AcceptanceByPosition | None = None,
         others: Callable[[Sequence[int]], Sequence[NgramSource]] | None = None,
         own_text: bool = True,
         references: Callable[[], References | None] = lambda: None,
@@ -228,16 +227,18 @@ class VerifySession:
         """Draft tokens that are expected behind each verdict: the most that one of the drafters owes."""
         return max((each.plan.due for each in self.drafters.values()), default=0) if self.trusting else 0
 
-    @property
-    def owing(self) -> set[int]:
-        """Sources that are asked for draft tokens behind each verdict."""
-        return {source for source, each in self.drafters.items() if each.plan.due}
+    def awaited(self, plain_us: float) -> tuple[int, Due] | None:
+        """The source, and its answer to the last verdict, that is worth waiting for; None if all are here, or none was
+        asked for. Of those that are likely, half as likely as any other, it is the first.
+        """
+        due = [(source, due) for source, each in self.drafters.items() if (due := each.due(plain_us)) is not None]
+        likely = max((each.chance for _, each in due), default=0.0)
+        return min((each for each in due if 2 * each[1].chance >= likely), key=lambda each: each[1], default=None)
 
     @property
-    def turns(self) -> dict[int, Turn]:
-        """By source, of drafters that the verifier takes turns with, on the same cores."""
-        turns = {source: each.turn for source, each in self.drafters.items()}
-        return {source: turn for source, turn in turns.items() if turn is not None}
+    def in_turns(self) -> bool:
+        """Whether the verifier takes turns with one of its drafters, on the same cores."""
+        return any(each.in_turns for each in self.drafters.values())
 
     def detach(self) -> None:
         """Lose the connection: tokens up to the credit are still decided, but no draft token will come."""
@@ -267,27 +268,18 @@ class VerifySession:
     def offer(self, proposal: Proposal) -> Offer:
         return self.chains.offer(proposal, self.text)
 
-    def head_spare_us(self, batch_us: float, plain_us: float) -> float:
-        """What a head may cost it now; negative in debt.
-
-        batch_us: the plain step that it is charged against. plain_us: of the session alone.
-        """
-        alone = self.ngram is None and not self.chains.has_sources and self.due == 0
-        return self.ledger.head_spare_us(batch_us, plain_us, alone)
-
-    def look(self, search: bool = True, copies: bool = True, drafts: bool = True) -> Guess | None:
+    def look(self, search: bool = True) -> Guess | None:
         """The best present proposal of the verifier's own sources; `guess` until the next look.
 
-        search: the text, too. copies, drafts: whether the ledger bears anything of the text's, of a head's; what it
-        does not bear stands behind what it does. A head has drafted because it decides more in a time: so what counts
-        is what as many tokens of the text's guess would decide, which may be longer and less sure.
+        search: the text, too. A head has drafted because it decides more in a time: so what counts is what as many
+        tokens of the text's guess would decide, which may be longer and less sure.
         """
         copied = self.ngram.look() if self.ngram is not None and search and self.trusting else None
         drafted = self.head.look() if self.head is not None and self.trusting else None
         if drafted is None or copied is None:
             self.guess = drafted or copied
         else:
-            better = (drafts, promise(drafted)) > (copies, promise(copied, len(drafted.tokens)))
+            better = promise(drafted) > promise(copied, len(drafted.tokens))
             self.guess = drafted if better else copied
         return self.guess
 
@@ -487,24 +479,17 @@ class RunningSession:
 
     session: VerifySession
     since_us: float
-    expectations: Expectations = field(default_factory=Expectations)
     waited_us: float = 0.0
     proposed: bool = False
     unheard: int = 0
 
-    def propose(self, proposal: Proposal, arrived_us: float, forward_us: tuple[float, float] = (0.0, 0.0)) -> Offer:
-        """A proposal arrived. forward_us: when the last forward began and ended."""
+    def propose(self, proposal: Proposal, arrived_us: float, forwards: Iterable[tuple[float, float]] = ()) -> Offer:
+        """A proposal arrived. forwards: when the last ones began and ended."""
         self.proposed, self.unheard = True, 0
         offer = self.session.offer(proposal)
-        live, delay_us = offer in LIVE, 0.0
-        pacing = self.session.drafters.get(proposal.source)
-        if live or offer is Offer.CONTRADICTED:
-            came = proposal.base, proposal.offset, arrived_us, live, None if pacing is None else pacing.turn
-            delay_us = self.expectations.proposal(proposal.source, *came)
-        if pacing is not None:
-            began_us, ended_us = forward_us
-            beside_us = min(arrived_us, ended_us) - max(arrived_us - proposal.draft_us, began_us)
-            pacing.proposed(proposal, delay_us, max(0.0, beside_us))
+        if pacing := self.session.drafters.get(proposal.source):
+            live = offer in LIVE
+            pacing.proposed(proposal, arrived_us, live, live or offer is Offer.CONTRADICTED, forwards)
         return offer
 
     @property
@@ -513,7 +498,7 @@ class RunningSession:
 
         One that was silent for ENOUGH verdicts is taken to do nothing.
         """
-        return not self.proposed and self.unheard < ENOUGH and bool(self.session.turns)
+        return not self.proposed and self.unheard < ENOUGH and self.session.in_turns
 
     def allow(self, allowance: Allowance, arrived_us: float) -> None:
         """Progress arrived. Time without room is charged to nobody."""
@@ -530,13 +515,11 @@ class RunningSession:
     def resume(
         self, tokens: Sequence[int], allowance: Allowance, now_us: float, epoch: int = 0
     ) -> Sequence[Verdict] | None:
-        """See VerifySession.resume. Another connection has other delays; the ledger's balance stays: it is newer."""
+        """See VerifySession.resume. The ledger's balance stays: it is newer."""
         paused = self.session.room == 0
         verdicts = self.session.resume(tokens, allowance, epoch)
-        if verdicts is not None:
-            self.expectations = Expectations()
-            if paused:
-                self._charge_from(now_us)
+        if verdicts is not None and paused:
+            self._charge_from(now_us)
         return verdicts
 
     def _charge_from(self, now_us: float) -> None:
@@ -550,28 +533,21 @@ class RunningSession:
         plain_us: float,
         look: bool = True,
         most: int = MOST_WINDOW,
-        batch_us: float | None = None,
-        row_us: float = 0.0,
     ) -> StepCandidate:
         """The session as `schedule` sees it.
 
-        plain_us: of a session alone. look: for what the verifier itself may guess. most: the longest window.
-        batch_us: of the batch, None: the same. row_us: the least that it would be charged for a draft token.
+        plain_us: of the batch. look: for what the verifier itself may guess. most: the longest window.
         """
         session = self.session
         path, room = session.best, session.room
         # Tokens of a chunk too long for any window have arrived, so they are not missing.
         missing = max(0, min(session.due, most, room - 1) - len(path.nodes))
-        due = self.expectations.due(plain_us, session.turns, session.owing) if missing > 0 else None
+        due = session.awaited(plain_us) if missing > 0 else None
         source = path.source
         if source is None:
-            source = due.source if due is not None else 0
+            source = due[0] if due is not None else 0
         spare_us = session.ledger.spare_us(plain_us) - self.waited_us
-        head_us = spare_us
-        if session.head is not None and session.head.proposed:
-            head_us = session.head_spare_us(batch_us or plain_us, plain_us) - self.waited_us
-        # What cannot be tested must not stand before what can.
-        guess = session.look(look and most > 0, spare_us >= row_us, head_us >= row_us)
+        guess = session.look(look and most > 0)
         if guess is not None and len(guess.tokens) > most:
             guess = guess._replace(tokens=guess.tokens[:most]) if most else None
         return StepCandidate(
@@ -581,12 +557,11 @@ class RunningSession:
             session.width(path, most),
             spare_us,
             session.chains.acceptance(source),
-            None if due is None else Awaited(missing, due.expected_us, due.latest_us, due.chance),
+            None if due is None else Awaited(missing, *due[1]),
             missing,
             guess,
             untested_us=session.untested_us,
             whole=session.whole(most),
-            guess_spare_us=head_us if guess is not None and guess.kind is SourceKind.HEAD else spare_us,
         )
 
     def decided(self, now_us: float, tokens: int, step: StepCharge) -> None:
@@ -595,21 +570,20 @@ class RunningSession:
         if step.plain_us is None:
             ledger.charge(spent_us, tokens, spent_us / tokens)
         else:
-            windows_us = spent_us - step.plain_us - step.waited_us - step.uncharged_us
             if self.waited_us:
                 ledger.charge(0.0, 0, 0.0, self.waited_us)
-            ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * windows_us, step.head)
+            ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * step.windows_us)
         self._charge_from(now_us)
-        self.unheard = 0 if self.proposed or not self.session.turns else self.unheard + 1
+        self.unheard = 0 if self.proposed or not self.session.in_turns else self.unheard + 1
         self.proposed = False
-        self.expectations.verdict(self.session.position, now_us, step.waited_us > 0)
+        for pacing in self.session.drafters.values():
+            pacing.asked(self.session.position, now_us)
 
     def planned(self, verdict: Verdict, step: PlannedStep) -> tuple[SourcePace, ...]:
         """Plan its drafters behind a verdict; what they are to be told."""
         if not self.session.drafters:
             return ()
         tested = verdict.source if verdict.kind is SourceKind.DRAFTER and verdict.width else 0
-        step = step._replace(latest_us=self.expectations.latest_us)
         for source, pacing in self.session.drafters.items():
             pacing.verdict(verdict.width if source == tested else 0, step)
         return self.new_paces()

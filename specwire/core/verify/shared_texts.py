@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.tunables import (
-    CHAIN_LINKS,
-    GATHERED_TOKENS,
     MATCH_LENGTHS,
     READ_AT_ONCE,
     SHARED_ORDERS,
@@ -40,6 +38,8 @@ from specwire.core.verify.text_sources import Found
 # text's number, its offset there, a tag of 8 bits for each order, and a link for each.
 TEXT, END, TAGS, LINKS = range(4)
 SLOT_WORDS = LINKS + len(SHARED_ORDERS)
+# See VOTES and READ_AT_ONCE.
+CHAIN_LINKS, GATHERED_TOKENS = 3 * VOTES, READ_AT_ONCE // 16
 EMPTY_SLOT = array("I", [0] * SLOT_WORDS)
 WORD_MASK = (1 << 32) - 1
 TAG_BITS = 8

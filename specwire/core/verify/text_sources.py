@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from specwire.core.messages import MOST_WINDOW, SourceKind
-from specwire.core.policy.estimates import AcceptanceByPosition, PathRates, Rates
-from specwire.core.policy.heads import LearntHead
+from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.tunables import (
     ELSEWHERE_WEIGHT,
     MATCH_LENGTHS,
-    MOST_NGRAM,
-    OCCURRENCES,
     READ_AT_ONCE,
+    SHARED_ORDERS,
     TEXT_PRIORS,
+    VOTES,
 )
 from specwire.core.policy.windows import Guess
 
@@ -28,6 +27,8 @@ from specwire.core.policy.windows import Guess
 
 # What matches with less has no statistics, and is not looked up; tokens to the left beyond REACH are not compared.
 LEAST_NGRAM, REACH = min(MATCH_LENGTHS), max(MATCH_LENGTHS)
+# Tokens of the n-grams that are looked up first; then come shorter ones.
+MOST_NGRAM = SHARED_ORDERS[-2]
 
 
 class Occurrences:
@@ -98,12 +99,12 @@ class NgramIndex:
     def match(self) -> Match | None:
         """Where the text's end occurred before, as far as it was read: the longest n-gram that did.
 
-        Of the last OCCURRENCES of MOST_NGRAM tokens the one that agrees farthest to the left; of equals, the latest.
+        Of the last VOTES of MOST_NGRAM tokens the one that agrees farthest to the left; of equals, the latest.
         """
         for occurrences in self._lengths:
             if len(self._text) < occurrences.n:
                 continue
-            ends = occurrences.find(self._text, OCCURRENCES if occurrences.n == MOST_NGRAM else 1)
+            ends = occurrences.find(self._text, VOTES if occurrences.n == MOST_NGRAM else 1)
             if ends:
                 return self._farthest(ends, occurrences.n)
         return None
@@ -323,36 +324,25 @@ class HeadSource:
     Args:
         tokens: the session's text, which grows at its end.
         learnt: of all sessions, where this one begins, and to which it adds.
-
-    confidence: P(accept | tested) by how sure the head is; what it is, all sessions learn together.
     """
 
-    def __init__(self, tokens: Sequence[int], learnt: LearntHead) -> None:
-        self.acceptance = learnt.by_position.faded(ELSEWHERE_WEIGHT)
-        self.confidence = learnt.by_confidence
-        # Whether the head has read the text before what it was first asked for.
+    def __init__(self, tokens: Sequence[int], learnt: AcceptanceByPosition) -> None:
+        self.acceptance = learnt.faded(ELSEWHERE_WEIGHT)
+        # Whether the head has drafted for it before.
         self.read = False
-        self._learnt = learnt.by_position
+        self._learnt = learnt
         self._tokens = tokens
         self._guess: Guess | None = None
-        self._sure: tuple[float, ...] = ()
 
     @property
     def proposed(self) -> bool:
         """Whether something is proposed behind the text as it is now."""
         return self.look() is not None
 
-    def propose(self, tokens: Sequence[int], sure: Sequence[float] = ()) -> None:
-        """The head thinks that these follow the text. sure: the probability of its likeliest token at each of them."""
+    def propose(self, tokens: Sequence[int]) -> None:
+        """The head thinks that these follow the text."""
         if tokens:
-            self._sure = tuple(sure[: len(tokens)])
-            self._guess = Guess(len(self._tokens), tuple(tokens), self._acceptance_of(self._sure), SourceKind.HEAD)
-
-    def _acceptance_of(self, sure: Sequence[float]) -> Rates:
-        """Of this proposal, if the head's probabilities tell more than positions do; else of all."""
-        if not sure or not self.confidence.trusted:
-            return self.acceptance
-        return PathRates(tuple([self.confidence.chance(each) for each in sure]))
+            self._guess = Guess(len(self._tokens), tuple(tokens), self.acceptance, SourceKind.HEAD)
 
     def look(self) -> Guess | None:
         """What may follow the text as it is now."""
@@ -365,7 +355,5 @@ class HeadSource:
         if guess is None:
             return
         decided, right = _held_against(guess, self._tokens)
-        if self._sure:
-            self.confidence.observe(self._sure, self.acceptance.rates(len(self._sure)), decided, right)
         self.acceptance.observe(decided, right)
         self._learnt.observe(decided, right)

@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from specwire.core.draft import DraftRow, GoOn, HeadRequest
+from specwire.core.draft import DraftRow, HeadRequest
 from specwire.core.model import Feed
-from specwire.lm.guesses import confidences, draw_among
+from specwire.lm.guesses import draw_among
 
 
 class Head(Protocol):
@@ -40,12 +40,11 @@ class Head(Protocol):
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        go_on: GoOn | None = None,
     ) -> list[list[int]]:
         """Read likewise, and draft behind each feed, the end of its request's text, as many tokens as that asks for.
 
         Fewer where a step's values were not finite: those before it. Rows are written as for the deepest request, but
-        none beyond the context. go_on: may end it earlier.
+        none beyond the context.
         """
         ...
 
@@ -81,7 +80,6 @@ class SteppedHead(ABC):
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        go_on: GoOn | None = None,
     ) -> list[list[int]]:
         """As `Head.draft`."""
         drafted: list[list[int]] = [[] for _ in requests]
@@ -93,8 +91,6 @@ class SteppedHead(ABC):
             rows = [DraftRow(len(requests[at].tokens) + depth - 1, requests[at].sampling) for at in live]
             for at, token in zip(live, draw_among(self.target_ids, step.logits, rows), strict=True):
                 drafted[at].append(token)
-            if go_on is not None and live and not go_on(live, confidences(step.logits, rows)):
-                break
             going = [row for row, at in enumerate(live) if depth < requests[at].depth]
             if not going:
                 break

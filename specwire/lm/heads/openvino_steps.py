@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from openvino import Type
 from openvino import opset13 as opset
 
-from specwire.core.draft import GoOn, HeadRequest
+from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
@@ -43,7 +42,7 @@ from specwire.lm.runners.openvino.graph import (
 
 # Inputs and outputs share one space of names.
 STATES, NEXT_STATES = "states", "next_states"
-TOKENS, SUMS, SURE = "tokens", "sums", "sure"
+TOKENS, SUMS = "tokens", "sums"
 NOISE, SCALE, FILTERED, TOP_K, TOP_P = "noise", "scale", "filtered", "top_k", "top_p"
 
 HEAD_DTYPE = torch.float32
@@ -71,8 +70,8 @@ def choosing(step: openvino.Model, target_ids: torch.Tensor) -> openvino.Model:
     step: a graph that `paged` made, which tells LOGITS over the head's own ids and the STATES of its next step.
     target_ids: of each of its own ids the target's.
 
-    Further inputs: NOISE (texts, own ids), SCALE, TOP_K, TOP_P (texts, 1), FILTERED (). Outputs: TOKENS, SUMS of the
-    logits, and SURE, the probability of the likeliest (texts,), and NEXT_STATES.
+    Further inputs: NOISE (texts, own ids), SCALE, TOP_K, TOP_P (texts, 1), FILTERED (). Outputs: TOKENS, and SUMS of
+    the logits (texts,), and NEXT_STATES.
     """
     noise = _parameter(NOISE, [-1, len(target_ids)], Type.f32)
     scale, top_k, top_p = (_parameter(name, [-1, 1], Type.f32) for name in (SCALE, TOP_K, TOP_P))
@@ -94,9 +93,7 @@ def choosing(step: openvino.Model, target_ids: torch.Tensor) -> openvino.Model:
         opset.constant(target_ids.numpy()), opset.squeeze(loudest, opset.constant([1])), opset.constant(0)
     )
     axis, results = opset.constant([1]), []
-    beside = opset.subtract(scaled, opset.reduce_max(scaled, axis, keep_dims=True))
-    sure = opset.divide(opset.constant(np.float32(1.0)), opset.reduce_sum(opset.exp(beside), axis))
-    told = ((TOKENS, tokens), (SUMS, opset.reduce_sum(logits, axis)), (SURE, sure), (NEXT_STATES, states))
+    told = ((TOKENS, tokens), (SUMS, opset.reduce_sum(logits, axis)), (NEXT_STATES, states))
     for name, value in told:
         results.append(opset.result(value))
         results[-1].input_value(0).get_tensor().set_names({name})
@@ -243,7 +240,6 @@ class OpenvinoHead(OverPages):
         feeds: Sequence[Feed],
         features: torch.Tensor,
         requests: Sequence[HeadRequest],
-        go_on: GoOn | None = None,
     ) -> list[list[int]]:
         """See `Head`. All texts are computed until the last one ends: another shape would take longer."""
         texts, deepest = len(feeds), max(request.depth for request in requests)
@@ -253,7 +249,7 @@ class OpenvinoHead(OverPages):
         step.hear(requests, 0, self._ids)
         rows = self._begin(step, feeds, features.numpy())
         tokens, sums = [step.told(TOKENS, texts).copy()], [step.told(SUMS, texts).copy()]
-        if _goes_on(go_on, step, requests, sums) and deepest > 1:
+        if deepest > 1:
             states = step.told(NEXT_STATES, texts)
             if step is self._first and (alone is not None or rows - step.texts > SPARE_ROWS):
                 step = self._further if alone is None else alone
@@ -279,8 +275,6 @@ class OpenvinoHead(OverPages):
                 graph.request.infer(share_outputs=True)
                 tokens.append(step.told(TOKENS, texts).copy())
                 sums.append(step.told(SUMS, texts).copy())
-                if not _goes_on(go_on, step, requests, sums):
-                    break
                 states = step.told(NEXT_STATES, texts)
         finite = np.isfinite(sums).cumprod(axis=0).sum(axis=0).tolist()
         drawn = np.stack(tokens, axis=1).tolist()
@@ -327,16 +321,6 @@ class OpenvinoHead(OverPages):
         give("block_indices_begins", np.array([0, *accumulate(counts)], np.int32))
         give("max_context_len", np.array(max(stops), np.int32))
         give(ROWS, np.array(rows, np.int32))
-
-
-def _goes_on(go_on: GoOn | None, step: _Step, requests: Sequence[HeadRequest], sums: Sequence[Floats]) -> bool:
-    """Tell `go_on` of the forward that was the last one, if of any; not of texts that want no more, or are lost."""
-    if go_on is None:
-        return True
-    # What is lost is not finite, and stays so. A loop over so few is quicker than arrays.
-    sure, drafted = step.told(SURE, len(requests)).tolist(), len(sums)
-    live = [row for row, request in enumerate(requests) if drafted <= request.depth and isfinite(sure[row])]
-    return not live or go_on(live, sure if len(live) == len(sure) else [sure[row] for row in live])
 
 
 def _sequences(feed: Feed) -> Sequence[Feed]:

@@ -8,9 +8,9 @@ from itertools import count
 
 import torch
 
-from specwire.core.draft import DraftingModel, DraftRow, GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, DraftRow, HeadRequest
 from specwire.core.model import Feed, ModelError
-from specwire.lm.guesses import confidences, draw
+from specwire.lm.guesses import draw
 from specwire.lm.scripted import CONTEXT, Metronome, Place, Script, ScriptedLM
 
 
@@ -75,7 +75,7 @@ class HeadedScript(ScriptedLM, DraftingModel):
     def stop(self) -> None:
         self._stopped = True
 
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as fit into the context.
 
         ValueError unless exactly what is before a text's last token is cached.
@@ -100,8 +100,6 @@ class HeadedScript(ScriptedLM, DraftingModel):
                 drafted[at].append(token)
                 prefixes[at] = self.head.extend(prefixes[at], token)
             self.spend(began, len(live))
-            if go_on is not None and not go_on(live, confidences(logits, rows)):
-                break
         return drafted
 
     def spend(self, began: float, sessions: int) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specwire.core.draft import DraftingModel, DraftRow, GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, DraftRow, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
-from specwire.lm.guesses import confidences, draw
+from specwire.lm.guesses import draw
 from specwire.lm.kv_cache import CachedLM, Runner
 
 PREFIX = "self:"
@@ -36,7 +36,7 @@ class SkimmingModel(CachedLM, DraftingModel):
         """None of any text: it is read as the target wrote it."""
         return 0
 
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as fit into the context.
 
         ValueError unless exactly what is before a text's last token is cached.
@@ -51,8 +51,6 @@ class SkimmingModel(CachedLM, DraftingModel):
             rows = [DraftRow(len(requests[at].tokens) + len(drafted[at]), requests[at].sampling) for at in going]
             for at, token in zip(going, draw(logits, rows), strict=True):
                 drafted[at].append(token)
-            if go_on is not None and not go_on(going, confidences(logits, rows)):
-                break
         return drafted
 
     def _goes_on(self, request: HeadRequest, drafted: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from specwire.core.draft import DraftingModel, GoOn, HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.model import Feed, ModelInfo
 from specwire.core.policy.tunables import LEAST_BEHIND, PREFILL_ROWS
 from specwire.lm.heads.head import Head
@@ -136,22 +136,6 @@ class _Slot:
                 self.cut(start)
 
 
-class _Told:
-    """A `GoOn` of requests that are some of others'. forwards: that it was told of; ended: whether by it.
-
-    places: where they stand among the others.
-    """
-
-    def __init__(self, go_on: GoOn, places: Sequence[int]) -> None:
-        self._go_on, self._places = go_on, places
-        self.forwards, self.ended = 0, False
-
-    def __call__(self, live: Sequence[int], sure: Sequence[float]) -> bool:
-        self.forwards += 1
-        self.ended = not self._go_on([self._places[at] for at in live], sure)
-        return not self.ended
-
-
 class HeadedModel(CachedLM, DraftingModel):
     """The target, whose features a head reads.
 
@@ -279,7 +263,7 @@ class HeadedModel(CachedLM, DraftingModel):
             self._mark_read(feeds)
 
     @torch.inference_mode()
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, as the head has, or as fit into the context.
 
         Everything before a text's last token must be cached. Of a text shorter than two tokens nothing is drafted, nor
@@ -295,14 +279,12 @@ class HeadedModel(CachedLM, DraftingModel):
             return drafted
         live = [request for _, request in asked]
         feeds, deepest = [self._feed(request) for request in live], max(request.depth for request in live)
-        told = None if go_on is None else _Told(go_on, [at for at, _ in asked])
-        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live, told)
-        whole = told.forwards if told is not None and told.ended else deepest
+        found = self._head.draft(self._rows(feeds, deepest - 1), self._held(feeds), live)
         self._mark_read(feeds)
         for (at, request), tokens in zip(asked, found, strict=True):
             drafted[at] = tokens
             self._proven = self._proven or len(tokens) > 0
-            if len(tokens) < min(request.depth, whole):
+            if len(tokens) < request.depth:
                 self._void(request.slot)
                 self._slots[request.slot].begin(self.cached(request.slot))
         if not self._proven:

@@ -80,26 +80,6 @@ def test_it_drafts_what_a_plain_loop_does(kind: str, runtime: str, tmp_path: Pat
 
 
 @RUNTIMES
-def test_a_draft_may_be_ended_by_what_is_told_of_each_forward(runtime: str, tmp_path: Path) -> None:
-    """Of a text of one token nothing is drafted, and the others keep their places. The head loses none of its rows."""
-    target, head, where, beside = built(tmp_path)
-    lm, text = headed(where, beside, runtime), [3, 17, 8, 29, 11, 5, 23]
-    lm.forward([Feed(1, 0, text[:4], 1), Feed(0, 0, text[:2], 1)])
-    asked = [HeadRequest(2, [5], GREEDY, 3), HeadRequest(1, text[:5], GREEDY, 4), HeadRequest(0, text[:3], GREEDY, 1)]
-    told: list[tuple[int, ...]] = []
-
-    def go_on(live: Sequence[int], sure: Sequence[float]) -> bool:
-        told.append(tuple(live))
-        assert all(1 / models.VOCABULARY <= each <= 1.0 for each in sure)
-        return len(told) < 2
-
-    long, short = expected(target, head, text[:5], 4), expected(target, head, text[:3], 1)
-    assert lm.draft(asked, go_on) == [[], long[:2], short]
-    assert told == [(1, 2), (1,)]
-    assert lm.draft(asked) == [[], long, short]
-
-
-@RUNTIMES
 @pytest.mark.parametrize("norm", ["norm_before_fc", "fc_norm"])
 def test_it_does_so_with_norms_where_readers_have_them(norm: str, runtime: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {norm: True, "head_norms": True, "norm_output": True, "norm_before_residual": True}
