@@ -277,7 +277,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
+class TokensBySource:
     """Tokens, or parts of all tokens, that were guessed: copied from the text, by a head, by drafters."""
 
     text: float
@@ -300,7 +300,7 @@ class Figures:
     median_ratio: float
     tokens_per_forward: float
     acceptance: float | None
-    guessed: Guessed
+    guessed: TokensBySource
     first_token_ms_off: float
     first_token_ms_on: float
     identical: bool
@@ -330,11 +330,11 @@ def counts(off: Completion, on: Completion, headed: bool) -> str:
     )
 
 
-def guessed_of(completions: Sequence[Completion]) -> Guessed:
+def guessed_of(completions: Sequence[Completion]) -> TokensBySource:
     """Return how many tokens of these each kind of source guessed."""
     head = _sum(completions, "accepted_head")
     text = _sum(completions, "accepted_ngram") + _sum(completions, "accepted_prediction")
-    return Guessed(text, head, _sum(completions, "accepted") - text - head)
+    return TokensBySource(text, head, _sum(completions, "accepted") - text - head)
 
 
 def figures(pairs: Sequence[Pair]) -> Figures:
@@ -350,7 +350,7 @@ def figures(pairs: Sequence[Pair]) -> Figures:
         median_ratio=median(_ratio(_speed([pair.on]), _speed([pair.off])) for pair in pairs),
         tokens_per_forward=_ratio(tokens, _sum(on, "target_forwards")),
         acceptance=_acceptance(on),
-        guessed=Guessed(*(_ratio(count, tokens) for count in (guessed.text, guessed.head, guessed.drafter))),
+        guessed=TokensBySource(*(_ratio(count, tokens) for count in (guessed.text, guessed.head, guessed.drafter))),
         first_token_ms_off=_first_token_ms(off),
         first_token_ms_on=_first_token_ms(on),
         identical=all(pair.identical for pair in pairs),
