@@ -159,8 +159,8 @@ class Placer:
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a start waits for the other peers that were named, once a verifier is there: requests for its model can be
-# served without them.
+# Seconds that a start waits for the other peers that were named, once a verifier is there: its model can be served
+# without them.
 OTHERS_WITHIN_S = 10.0
 
 
