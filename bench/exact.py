@@ -19,18 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.harness import RESULTS
-from bench.harness.entry import run
+from bench.harness.entry import line_of_texts, run, texts_asked
 from bench.harness.interleave import tracked
 from bench.harness.record import save
 from bench.harness.report import Bar, bar_lines, none_of, table
 from bench.harness.services import ANY_PORT, RedisLog, ServiceProcess
 from bench.harness.sessions import RUN_LIMIT, client_of, exactly, run_in
 from bench.reference import ReferenceSettings, prompts_of
-from bench.speed.prompts import QUESTIONS
 from specwire.client import Chunk, Finished
 from specwire.lm.gguf_file import read_gguf
-from specwire.named_models import REAL, located
 from specwire.rpc.process import say
 
 AT_ONCE = 16
@@ -55,12 +52,11 @@ Text = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ExactSettings:
-    """target: a GGUF file. exact: ways of which no text may change. threads: of each verifier."""
+    """exact: ways of which no text may change."""
 
     reference: ReferenceSettings
     ways: tuple[str, ...]
     exact: tuple[str, ...]
-    threads: int = 2
 
 
 class ChangedTexts(NamedTuple):
@@ -104,7 +100,7 @@ class Rig:
         log = RedisLog(folder)
         cleanup.callback(log.kill)
         log.ready()
-        words = ("--slots", str(AT_ONCE), "--threads", str(settings.threads), *WAYS[way])
+        words = ("--slots", str(AT_ONCE), "--threads", str(asked.threads), *WAYS[way])
         self.verifiers = [
             self._started(("verify", str(asked.target), *words), folder / f"verifier{number}", cleanup)
             for number in range(2)
@@ -205,13 +201,13 @@ def tell(found: ExactResults, path: Path) -> bool:
     """Write and print; whether no text changed where none may."""
     settings = found.settings
     target = settings.reference.target
-    arguments = {"prompts": settings.reference.prompts, "tokens": settings.reference.tokens}
+    arguments = {each: getattr(settings.reference, each) for each in ("prompts", "tokens", "threads")}
     record = {
         "model": {"name": target.stem, "sha256": read_gguf(str(target)).fingerprint()},
         "rows": [row._asdict() for row in found.rows],
         "bars": [asdict(bar) for bar in found.bars],
     }
-    save(path, record, arguments | {"threads": settings.threads, "exact": list(settings.exact)})
+    save(path, record, arguments | {"exact": list(settings.exact)})
     head = ("way", "temperature", "texts", AGAIN, DRAFTED, IN_COMPANY, KILLED, "guessed tokens")
     rows = [
         (row.way, f"{row.temperature:g}", str(row.texts), *map(str, row.changed.values()), str(row.accepted))
@@ -222,26 +218,13 @@ def tell(found: ExactResults, path: Path) -> bool:
 
 
 def settings_of(args: argparse.Namespace) -> ExactSettings:
-    target = Path(located(args.target)).expanduser().resolve()
-    if args.out is None:
-        args.out = RESULTS / f"exact_{target.stem}.json"
-    questions = args.questions or (QUESTIONS if QUESTIONS.is_file() else None)
-    reference = ReferenceSettings(target, args.prompts, args.tokens, questions)
-    return ExactSettings(reference, tuple(args.ways), EXACT, args.threads)
+    return ExactSettings(ReferenceSettings(**texts_asked("exact", args)), tuple(args.ways), EXACT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    line = argparse.ArgumentParser(
-        prog="python -m bench.exact", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = line.add_argument
-    add("--target", default=REAL, metavar="MODEL", help="a GGUF file, or a named model (default: %(default)s)")
-    add("--prompts", type=int, default=200, metavar="N", help="(default: %(default)s)")
-    add("--tokens", type=int, default=128, metavar="N", help="behind each (default: %(default)s)")
-    add("--questions", type=Path, metavar="FILE", help="of Spec-Bench (default: beside the checkout, if it is there)")
-    add("--ways", nargs="+", choices=WAYS, default=[*WAYS], metavar="WAY", help=f"of {', '.join(WAYS)} (default: all)")
-    add("--threads", type=int, default=2, metavar="N", help="of each verifier (default: %(default)s)")
-    add("--out", type=Path, metavar="FILE", help="(default: bench/results/exact_NAME.json)")
+    line = line_of_texts("exact", __doc__, prompts=200, tokens=128, threads=2)
+    ways = f"of {', '.join(WAYS)} (default: all)"
+    line.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], metavar="WAY", help=ways)
     return run(line.parse_args(argv), settings_of, measure, tell)
 
 

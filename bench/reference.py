@@ -31,9 +31,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from bench.harness import RESULTS
 from bench.harness.child import BenchChild
-from bench.harness.entry import run
+from bench.harness.entry import line_of_texts, run, texts_asked
 from bench.harness.interleave import tracked
 from bench.harness.record import save
 from bench.harness.report import Bar, bar_lines, none_of, table
@@ -41,13 +40,12 @@ from bench.harness.runs import BenchError
 from bench.harness.sessions import LOAD_LIMIT
 from bench.peers.library import NO_PEERS, PEERS, start
 from bench.peers.transformers_peer import PLAIN, TransformersPeer
-from bench.speed.prompts import QUESTIONS, TASKS, in_turns, sample, spec_bench
+from bench.speed.prompts import TASKS, in_turns, sample, spec_bench
 from specwire.client import Client, SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO, LLAMACPP, OPENVINO, TORCH, ModelError, is_gguf
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
-from specwire.named_models import REAL, located
 
 TRANSFORMERS, LLAMA_CPP_PYTHON = "transformers", "llama-cpp-python"
 # By runtime of ours: the dtype, the library whose text is expected, and further options.
@@ -68,11 +66,11 @@ class ReferenceSettings:
     """target: a GGUF file. questions: of Spec-Bench; None for our own prompts. threads: of every process."""
 
     target: Path
-    prompts: int = 32
-    tokens: int = 64
+    prompts: int
+    tokens: int
+    threads: int = 1
     questions: Path | None = None
     runtimes: tuple[str, ...] = tuple(EXPECTED)
-    threads: int = 1
 
     def __post_init__(self) -> None:
         if not is_gguf(str(self.target)) or not self.target.is_file():
@@ -358,26 +356,12 @@ def tell(found: ReferenceResults, path: Path) -> bool:
 
 
 def settings_of(args: argparse.Namespace) -> ReferenceSettings:
-    target = Path(located(args.target)).expanduser().resolve()
-    if args.out is None:
-        args.out = RESULTS / f"reference_{target.stem}.json"
-    questions = args.questions or (QUESTIONS if QUESTIONS.is_file() else None)
-    return ReferenceSettings(target, args.prompts, args.tokens, questions, tuple(args.runtimes), args.threads)
+    return ReferenceSettings(**texts_asked("reference", args), runtimes=tuple(args.runtimes))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    own = ReferenceSettings.__dataclass_fields__
-    line = argparse.ArgumentParser(
-        prog="python -m bench.reference", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = line.add_argument
-    add("--target", default=REAL, metavar="MODEL", help="a GGUF file, or a named model (default: %(default)s)")
-    add("--prompts", type=int, default=own["prompts"].default, metavar="N", help="(default: %(default)s)")
-    add("--tokens", type=int, default=own["tokens"].default, metavar="N", help="behind each (default: %(default)s)")
-    add("--questions", type=Path, metavar="FILE", help="of Spec-Bench (default: beside the checkout, if it is there)")
-    add("--runtimes", nargs="+", choices=EXPECTED, default=[*EXPECTED], help="of ours (default: all)")
-    add("--threads", type=int, default=own["threads"].default, metavar="N", help="(default: %(default)s)")
-    add("--out", type=Path, metavar="FILE", help="(default: bench/results/reference_NAME.json)")
+    line = line_of_texts("reference", __doc__, prompts=32, tokens=64, threads=1)
+    line.add_argument("--runtimes", nargs="+", choices=EXPECTED, default=[*EXPECTED], help="of ours (default: all)")
     return run(line.parse_args(argv), settings_of, measure, tell)
 
 

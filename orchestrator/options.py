@@ -151,7 +151,7 @@ class OrchestratorOptions:
     drafter_names: empty lets in everybody who has a certificate.
     access: tokens that callers must show, and what a tenant may have. peer_token: shown to peers that are dialled.
     buffer: tokens that a verifier may decide beyond what is durable and taken by the client; more where it is far.
-    start_timeout: for a verifier; for drafters that are named it waits only a moment longer.
+    start_timeout: for a verifier; for others that are named it waits only a moment longer.
     detach_grace: how long a session with a request id goes on without a reader; without one it is cancelled at once.
     durability: by name (`orchestrator.store.base`); "" takes what redis_url gives.
     session_ttl: how long the log keeps a running session after its owner's last sign of life.

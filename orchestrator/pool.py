@@ -159,8 +159,9 @@ class Placer:
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a missing drafter may hold up a start once a verifier is there: drafters only help.
-DRAFTERS_WITHIN_S = 10.0
+# Seconds that a start waits for the other peers that were named, once a verifier is there: its model can be served
+# without them.
+OTHERS_WITHIN_S = 10.0
 
 
 class StartError(RuntimeError):
@@ -216,10 +217,10 @@ class Pool:
     # Links
 
     async def start(self) -> None:
-        """Connect to all peers; waits for one verifier and for every drafter that was named.
+        """Connect to all peers; waits for one verifier and for every peer that was named.
 
-        Once a verifier is there, drafters are waited for briefly only: until they come sessions run plainly. Where
-        services are registered a verifier may come later, too: after the start timeout nobody waits for it.
+        Once a verifier is there, the others are waited for briefly only. Where services are registered a verifier may
+        come later, too: after the start timeout nobody waits for it.
 
         Raises:
             StartError: a needed peer did not answer in time, or was refused.
@@ -239,11 +240,20 @@ class Pool:
                 await self._until(lambda: any(verifier.up for verifier in self.verifiers))
         except TimeoutError:
             self._check_verifiers()
+        named = [each for each in self.verifiers if each.link.address in self._options.verifiers]
         try:
-            async with asyncio.timeout(min(limit_s, DRAFTERS_WITHIN_S)):
-                await self._until(lambda: all(drafter.up for drafter in self._named))
+            async with asyncio.timeout(min(limit_s, OTHERS_WITHIN_S)):
+                await self._until(
+                    lambda: (
+                        all(each.up or self._dialled.hopeless(each) for each in named)
+                        and all(drafter.up for drafter in self._named)
+                    )
+                )
         except TimeoutError:
-            logger.warning("until drafters come, sessions run plainly: %s", self._troubles(self._named))
+            if lacking := self._troubles(self._named):
+                logger.warning("until drafters come, sessions run plainly: %s", lacking)
+        if lacking := self._troubles(named):
+            logger.warning("models of verifiers that are not there are refused: %s", lacking)
 
     def _check_verifiers(self) -> None:
         """There is none. Raises StartError, unless one may still be registered."""
@@ -253,7 +263,7 @@ class Pool:
         logger.warning("%s: %s", waited, self.feed.trouble or "no verifier is registered that can be used")
 
     def _troubles(self, peers: Sequence[AnyPeer]) -> str:
-        return "; ".join(filter(None, map(self._dialled.trouble, peers)))
+        return "; ".join(filter(None, (self._dialled.hopeless(each) or self._dialled.trouble(each) for each in peers)))
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         """Raises StartError as soon as waiting does not help."""

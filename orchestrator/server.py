@@ -23,7 +23,7 @@ from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.keys import Keys
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.renewal import Renewal
-from specwire.rpc.server import Admission, RunningServer, Service, check_free, serve
+from specwire.rpc.server import AccessPolicy, RunningServer, Service, check_free, serve
 from specwire.telemetry.listener import MetricsListener, listen
 from specwire.telemetry.metrics import process_families
 from specwire.v1 import (
@@ -214,7 +214,7 @@ def _generation(api: GenerationApi, keys: Keys | None) -> Service:
     return Service(
         GENERATION,
         lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(api, server),
-        Admission(keys),
+        AccessPolicy(keys),
     )
 
 
@@ -222,7 +222,7 @@ def _drafters(hub: DraftHub, keys: Keys | None) -> Service:
     return Service(
         HUB,
         lambda server: draft_pb2_grpc.add_DraftHubServiceServicer_to_server(hub, server),
-        Admission(keys, MOST_SAID_BYTES),
+        AccessPolicy(keys, MOST_SAID_BYTES),
     )
 
 
@@ -230,5 +230,5 @@ def _status(api: StatusApi, keys: Keys | None) -> Service:
     return Service(
         STATUS,
         lambda server: status_pb2_grpc.add_StatusServiceServicer_to_server(api, server),
-        Admission(keys),
+        AccessPolicy(keys),
     )

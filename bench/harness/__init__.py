@@ -20,3 +20,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
+# Spec-Bench's, if they are beside the checkout.
+QUESTIONS = ROOT.parent / "shared" / "data" / "spec_bench" / "questions.jsonl"

@@ -7,10 +7,11 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from bench.harness import ROOT
+from bench.harness import QUESTIONS, RESULTS, ROOT
 from bench.harness.runs import BenchError
+from specwire import named_models
 from specwire.client import SpecwireError
 from specwire.rpc.process import say
 
@@ -44,6 +45,32 @@ def run(
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0 if tell(found, args.out) else 1
+
+
+def line_of_texts(name: str, about: str | None, *, prompts: int, tokens: int, threads: int) -> argparse.ArgumentParser:
+    """The command line of `bench.NAME`, which asks one GGUF file for texts: see `texts_asked`."""
+    line = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = line.add_argument
+    model = "a GGUF file, or a named model (default: %(default)s)"
+    add("--target", default=named_models.REAL, metavar="MODEL", help=model)
+    add("--prompts", type=int, default=prompts, metavar="N", help="(default: %(default)s)")
+    add("--tokens", type=int, default=tokens, metavar="N", help="behind each (default: %(default)s)")
+    add("--questions", type=Path, metavar="FILE", help="of Spec-Bench (default: beside the checkout, if it is there)")
+    add("--threads", type=int, default=threads, metavar="N", help="of each that computes (default: %(default)s)")
+    add("--out", type=Path, metavar="FILE", help=f"(default: bench/results/{name}_NAME.json)")
+    return line
+
+
+def texts_asked(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What `line_of_texts` was given, by name; `out` is set where it was not."""
+    target = Path(named_models.located(args.target)).expanduser().resolve()
+    if args.out is None:
+        args.out = RESULTS / f"{name}_{target.stem}.json"
+    questions = args.questions or (QUESTIONS if QUESTIONS.is_file() else None)
+    asked = {each: getattr(args, each) for each in ("prompts", "tokens", "threads")}
+    return {"target": target, "questions": questions, **asked}
 
 
 @contextmanager

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.harness import ROOT
+from bench.harness import QUESTIONS
 from demo_pair import held_out_prompts
 from specwire.core.invalid import InvalidParameter
 
-QUESTIONS = ROOT.parent / "shared" / "data" / "spec_bench" / "questions.jsonl"
 SEED = 54
 MT_BENCH, CODE = "mt_bench", "code"
 # Spec-Bench's tasks, by the categories of its questions.

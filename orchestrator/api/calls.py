@@ -420,7 +420,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         self._orchestrator.pool.require_target()
-        targets = [_of_all(target) for target in self._orchestrator.pool.targets()]
+        targets = [self._of_all(target) for target in self._orchestrator.pool.targets()]
         drafters = [described(d.info) for d in self._orchestrator.pool.drafters if d.up and d.info is not None]
         return pb.GetServerInfoResponse(
             target=targets[0],
@@ -428,6 +428,12 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             durability=self._orchestrator.store.durability,
             targets=targets,
         )
+
+    def _of_all(self, target: Target) -> common_pb2.GetModelInfoResponse:
+        """The description of a model that several verifiers may serve, with the chat template in force."""
+        info = described(target.info)
+        info.context, info.chat_template = target.context, self._chats.source(target)
+        return info
 
     async def ScoreText(self, request: pb.ScoreTextRequest, context: Context) -> pb.ScoreTextResponse:
         tenant, target = self._tenant(context), self._orchestrator.pool.target_named(request.model)
@@ -449,13 +455,6 @@ def _naming_tools(chat: ChatPrompt | None) -> Iterator[None]:
         if isinstance(error, StatusError):
             raise StatusError(error.code, f"tools: {message}", error.retry_after) from None
         raise InvalidParameter("tools", message) from None
-
-
-def _of_all(target: Target) -> common_pb2.GetModelInfoResponse:
-    """The description of a model that several verifiers may serve."""
-    info = described(target.info)
-    info.context = target.context
-    return info
 
 
 # The name of each part in the event of a stream.

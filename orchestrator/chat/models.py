@@ -78,13 +78,17 @@ class ChatModels:
             self._known[target.identity] = self._described(target, known)
         return self._known[target.identity]
 
+    def source(self, target: Target) -> str:
+        """Of the template that its chats are written by; empty where there is none."""
+        return self._chat_template or target.info.chat_template
+
     def _described(self, target: Target, known: ChatModel | None) -> ChatModel:
         """`known`: the same version, as it was described before."""
         if known is not None and _template_of(known.target) == _template_of(target):
             return ChatModel(target, known.template, known.family)
         if known is not None:
             self._close(known)
-        source = self._chat_template or target.info.chat_template
+        source = self.source(target)
         template = self._renderer.template(source, target.info.special_tokens) if source else None
         return ChatModel(target, template, ChatFamily.of(source, self._tool_format))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -47,7 +48,7 @@ class HeadRequest(NamedTuple):
     depth: int
 
 
-class DraftingModel:
+class DraftingModel(ABC):
     """A target that drafts behind its own texts: by a head beside it, or by some of its layers."""
 
     @property
@@ -55,28 +56,32 @@ class DraftingModel:
         """Tokens that are drafted behind a text at most, however many are asked for; None for any number."""
         return None
 
+    @abstractmethod
     def unread(self, slot: int) -> int | None:
         """Positions of a text that a head has still to read before it drafts; None where it cannot draft yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def heed(self, slots: Collection[int] | None) -> None:
         """From the next forward on keep for the head what the target makes of these slots, and of no others.
 
         None: of all, as it is at first. A head that needs what was not kept goes on behind it, once there is enough.
         """
 
+    @abstractmethod
     def skip(self, slot: int, left: int) -> None:
         """Leave out what is unread but for the last `left` positions: the head begins there, and forgets the rest."""
 
+    @abstractmethod
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         """Read what `draft` would have to read before it drafts, as far as it is there."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Nothing will be asked any more."""
 
+    @abstractmethod
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text up to as many tokens as are asked for; what the slots hold stays as it is."""
-        raise NotImplementedError
 
 
 def check_pace(pace: Pace, sampling: Sampling) -> None:

@@ -37,7 +37,8 @@ class Code(IntEnum):
     """Status codes (google.rpc.Code) that engine and drafter refuse with.
 
     Non-finite logits abort their session: ABORTED, because neither the caller's request nor the server is at fault and
-    the same text would fail again here. A text that its constraint lets neither go on nor end: OUT_OF_RANGE.
+    the same text would fail again here. A text that its constraint lets neither go on nor end: OUT_OF_RANGE; but
+    INVALID_ARGUMENT where the constraint asks for too much time or memory.
     """
 
     OK = 0

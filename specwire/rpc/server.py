@@ -22,7 +22,7 @@ from specwire.rpc.keys import Keys, Metadata
 from specwire.rpc.tls import Certification, ServerTls
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Admission to a server: who may call which service, and how large a message may be.
+# Access to a server: who may call which service, and how large a message may be.
 
 
 class MessageTooLong(StatusError):
@@ -33,7 +33,7 @@ class MessageTooLong(StatusError):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AccessPolicy:
     """keys: who may call; None: everybody. most_bytes: of one message, below the cap of every message."""
 
     keys: Keys | None = None
@@ -51,7 +51,7 @@ class _Revoked(StatusError):
 class _RunningCall:
     """A call that was let in by `metadata`, and is ended with `revoked` once that is no longer valid."""
 
-    admission: Admission
+    access: AccessPolicy
     metadata: Metadata
     context: Context
     task: asyncio.Task[Any] | None
@@ -68,7 +68,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     Invariant: while keys or authorities may change, every call that runs is in `_running`.
     """
 
-    def __init__(self, services: Mapping[str, Admission], tls: ServerTls | None = None) -> None:
+    def __init__(self, services: Mapping[str, AccessPolicy], tls: ServerTls | None = None) -> None:
         self._services = services
         self._certification = Certification(tls)
         self._certified = tls is not None and tls.origin is not None and tls.client_ca is not None
@@ -78,20 +78,20 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
         handler = await continuation(handler_call_details)
-        admission = self._services.get(handler_call_details.method.rpartition("/")[0].lstrip("/"))
+        access = self._services.get(handler_call_details.method.rpartition("/")[0].lstrip("/"))
         if handler is None:  # an unknown method
             return handler
-        if admission is None:
+        if access is None:
             return handler
-        if admission.keys is not None:
+        if access.keys is not None:
             try:
-                admission.keys.holder(handler_call_details.invocation_metadata)
+                access.keys.holder(handler_call_details.invocation_metadata)
             except StatusError as error:
                 return _refusing(handler, error)
-        if self._certified or (admission.keys is not None and admission.keys.origin is not None):
-            handler = self._watched(handler, admission, handler_call_details.invocation_metadata)
+        if self._certified or (access.keys is not None and access.keys.origin is not None):
+            handler = self._watched(handler, access, handler_call_details.invocation_metadata)
         # gRPC itself refuses what exceeds the cap of every message.
-        return handler if admission.most_bytes >= MOST_MESSAGE_BYTES else _bounded(handler, admission.most_bytes)
+        return handler if access.most_bytes >= MOST_MESSAGE_BYTES else _bounded(handler, access.most_bytes)
 
     def recheck(self) -> None:
         """End running calls whose token or certificate is no longer valid, with UNAUTHENTICATED."""
@@ -105,22 +105,22 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         if not self._certification.holds(lambda: certificates_of(call.context)):
             return _Revoked("the certificate that was shown is of no authority that is still trusted here")
         try:
-            if call.admission.keys is not None:
-                call.admission.keys.holder(call.metadata)
+            if call.access.keys is not None:
+                call.access.keys.holder(call.metadata)
         except StatusError as error:
             return _Revoked(error.message)
         return None
 
-    def _watched(self, handler: Handler, admission: Admission, metadata: Metadata) -> Handler:
+    def _watched(self, handler: Handler, access: AccessPolicy, metadata: Metadata) -> Handler:
         behaviour: Behaviour = getattr(handler, kind_of(handler))
 
         async def call(request: Any, context: Context) -> Any:
-            with self._let_in(_RunningCall(admission, metadata, context, asyncio.current_task())):
+            with self._let_in(_RunningCall(access, metadata, context, asyncio.current_task())):
                 return await behaviour(request, context)
 
         async def stream(request: Any, context: Context) -> None:
             """It writes by itself, so that it can be ended while the caller does not read."""
-            with self._let_in(_RunningCall(admission, metadata, context, asyncio.current_task())):
+            with self._let_in(_RunningCall(access, metadata, context, asyncio.current_task())):
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         await context.write(response)
@@ -204,12 +204,12 @@ class Service:
     name: full name, such as specwire.v1.VerifyService.
     register: adds the servicer to a server, such as
         `lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)`.
-    admission: who may call it.
+    access: who may call it.
     """
 
     name: str
     register: Callable[[grpc.aio.Server], None]
-    admission: Admission = Admission()
+    access: AccessPolicy = AccessPolicy()
 
 
 class HealthChecks(Protocol):
@@ -277,7 +277,7 @@ async def serve(
     if exposed is not None:
         raise ListenError(f"listen: {exposed}")
     check_free([("listen", listen)])  # gRPC would write its own complaint to standard error
-    guard = Guard({service.name: service.admission for service in services}, tls)
+    guard = Guard({service.name: service.access for service in services}, tls)
     server = grpc.aio.server(interceptors=[ErrorPolicy(), guard], options=server_options())
     checks: HealthChecks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs do not know health.aio
     names = [service.name for service in services]

@@ -28,7 +28,7 @@ from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.process import R, run_until_signalled
 from specwire.rpc.renewal import Renewable
-from specwire.rpc.server import Admission
+from specwire.rpc.server import AccessPolicy
 from specwire.rpc.tls import ServerTls, server_tls
 
 Options = TypeVar("Options")
@@ -203,8 +203,8 @@ class ModelServiceOptions:
         return tuple(None if each is None else each.origin for each in (self.tls, self.keys))
 
     @property
-    def admission(self) -> Admission:
-        return Admission(self.keys)
+    def access(self) -> AccessPolicy:
+        return AccessPolicy(self.keys)
 
 
 def engine_options(engine: str, text: str) -> dict[str, Any]:

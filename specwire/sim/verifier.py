@@ -194,6 +194,12 @@ class SimHead(DraftingModel):
     def heed(self, slots: Collection[int] | None) -> None:
         self._heeded = None if slots is None else frozenset(slots)
 
+    def skip(self, slot: int, left: int) -> None:
+        """It reads in no time: there is nothing to leave out."""
+
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        """It reads in no time."""
+
     def stop(self) -> None:
         self._heeded = frozenset()
 

@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind, Mask
+from specwire.text.constraints import ANSWER_S, COMPILE_S, MOST_MEMORY
 from specwire.text.json_schema import served_grammar, served_schema
 from specwire.text.sandbox import limit, receive, send, serve
 
@@ -228,11 +229,6 @@ def _said(said: object) -> str:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The process: one session after the fork, until its service closes it.
-
-# Seconds of processor time: for compiling with what there is of the output; for the masks of one window.
-COMPILE_S = 2.0
-ANSWER_S = 1.0
-MOST_MEMORY = 2 << 30
 
 
 def main() -> None:

@@ -23,11 +23,15 @@ import numpy as np
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, Mask, Matcher
-from specwire.text.sandbox import HEAD, Busy, ForkServer, Lost, lengths_of, packed, readable, receive, send
+from specwire.text.sandbox import HEAD, Busy, Closed, ForkServer, Lost, lengths_of, packed, readable, receive, send
 
 PROCESS = "specwire.text.constraint_process"
-# Seconds for one constraint. Its process has a limit of its own, for processor time.
+# Seconds for one constraint.
 LIMIT_S = 20.0
+# Its process's own limits: seconds of processor time, for compiling it with what there is of the output, and for the
+# masks of one window; bytes.
+COMPILE_S, ANSWER_S, MOST_MEMORY = 2.0, 1.0, 2 << 30
+TOO_MUCH = "took more time or memory than it may: {:g} s of a processor, {} GiB"
 # How many constraints are compiled at once, so that they take few cores, and how many of one caller may wait.
 AT_ONCE, MOST_WAITING = 4, 256
 
@@ -139,7 +143,8 @@ class Compiler:
         except TimeoutError:
             raise Busy(f"{constraint.kind}: was not compiled within {limit_s:g} s") from None
         except Lost as lost:
-            raise constraint.invalid(str(lost)) from None
+            told = TOO_MUCH.format(COMPILE_S, MOST_MEMORY >> 30) if isinstance(lost, Closed) else str(lost)
+            raise constraint.invalid(told) from None
         finally:
             self._waiting[whose] -= 1
             self._waiting = +self._waiting
@@ -365,7 +370,7 @@ class RemoteMatching:
             self._lose(Lost(f"the process that holds it is gone: {error.strerror}"))
             return
         if not part:
-            self._lose(Lost("took more time or memory than it may"))
+            self._lose(Closed(TOO_MUCH.format(ANSWER_S, MOST_MEMORY >> 30)))
             return
         self._said += part
         if len(self._said) >= HEAD:

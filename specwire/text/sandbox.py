@@ -163,6 +163,10 @@ class Lost(Exception):
     """The other end is gone, or does not answer in time."""
 
 
+class Closed(Lost):
+    """The other end closed the connection: its limits ended it, or it is done."""
+
+
 def packed(said: dict[str, Any], data: bytes = b"") -> bytes:
     """An object, and bytes behind it."""
     head = json.dumps(said).encode()
@@ -201,7 +205,7 @@ def _read(fd: int, size: int, limit_s: float | None) -> bytes:
         except OSError as error:
             raise Lost(f"the process that holds it is gone: {error.strerror}") from None
         if not part:
-            raise Lost("took more time or memory than it may")
+            raise Closed("took more time or memory than it may")
         parts += part
     return bytes(parts)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bench import reference
+from bench.harness import entry
 from bench.peers.library import NO_PEERS
 from bench.reference import FLOAT32_TIE, ReferenceSettings, Scores, TextDifference, compared
 from demo_pair import TARGET
@@ -84,7 +85,7 @@ def served(file: Path, spoilt: int) -> Iterator[Any]:
 def test_texts_are_held_to_transformers_own(
     spoilt: int, wrong: int, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(reference, "QUESTIONS", tmp_path / "nowhere")
+    monkeypatch.setattr(entry, "QUESTIONS", tmp_path / "nowhere")
     monkeypatch.setattr(reference, "client_of", lambda *_: served(file, spoilt))
     monkeypatch.setattr(reference, "PEERS", tmp_path / "nowhere")
     out = tmp_path / "found.json"
@@ -116,4 +117,4 @@ def test_texts_are_held_to_transformers_own(
 )
 def test_wrong_settings_are_refused(changed: dict[str, Any], message: str, file: Path) -> None:
     with pytest.raises(InvalidParameter, match=message):
-        ReferenceSettings(**{"target": file, **changed})
+        ReferenceSettings(**{"target": file, "prompts": 1, "tokens": 1, **changed})

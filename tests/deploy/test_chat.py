@@ -143,11 +143,19 @@ async def test_lines_from_a_pipe() -> None:
     assert (process.returncode, ends) == (0, [5, 5, 5])
 
 
-async def test_a_model_without_a_template_is_told() -> None:
-    async with stack(TARGET) as running:
+@pytest.mark.parametrize(
+    ("running", "instead"),
+    [
+        (True, "or start the stack with --chat-template FILE"),
+        (False, "give --chat-template FILE, or take a real model: "),
+    ],
+)
+async def test_a_model_without_a_template_is_refused(running: bool, instead: str) -> None:
+    async with stack(TARGET) as there:
+        words = ("--address", there.client.address) if running else ("--target", TARGET, "--no-draft")
         done = await asyncio.to_thread(
             subprocess.run,
-            command("--address", running.client.address),
+            command(*words),
             cwd=ROOT,
             env=environment(),
             input="one\n",
@@ -155,8 +163,9 @@ async def test_a_model_without_a_template_is_told() -> None:
             text=True,
             timeout=LIMIT_S,
         )
-    assert (done.returncode, done.stdout) == (0, "\n")
-    assert done.stderr.startswith("specwire chat: error: messages: model 'scripted:7' has no chat template")
+    assert (done.returncode, done.stdout) == (1, "")
+    told = "scripted:7 has no chat template, so it cannot chat; complete a text instead (specwire generate), "
+    assert done.stderr.splitlines()[-1].startswith(f"specwire chat: error: {told}{instead}")
 
 
 def test_nobody_there() -> None:

@@ -21,8 +21,19 @@ from deploy.cli.clients.demo import (
 from deploy.stack.options import StackOptions
 from specwire.client import Completion, SamplingInForce, Stats
 from specwire.core.messages import FinishReason, Outcome
+from specwire.v1 import common_pb2, generation_pb2
 
 TARGET = "scripted:7"
+
+
+class Exact:
+    """A client of a target whose texts drafting may not change."""
+
+    def __init__(self, **served: Any) -> None:
+        self._served = common_pb2.GetModelInfoResponse(**{"dtype": "bfloat16", "deterministic": True, **served})
+
+    async def server_info(self) -> generation_pb2.GetServerInfoResponse:
+        return generation_pb2.GetServerInfoResponse(target=self._served)
 
 
 def completion(tokens: tuple[int, ...], stats: Stats) -> Completion:
@@ -84,7 +95,7 @@ async def test_the_demo_prints_what_was_copied_and_what_the_head_guessed(
 ) -> None:
     """Of each text, and of all texts of a temperature as parts of their tokens."""
 
-    class Served:
+    class Served(Exact):
         async def complete(self, _text: str, drafting: bool = True, **_: object) -> Completion:
             both = pair((1, 2, 3, 4))
             on = replace(both.on, stats=replace(both.on.stats, proposed=6, tested=4, accepted=3, accepted_ngram=1))
@@ -93,7 +104,7 @@ async def test_the_demo_prints_what_was_copied_and_what_the_head_guessed(
     monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
     client: Any = Served()
     shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json=False)
-    await shown.run([DemoPrompt("one", "1 2"), DemoPrompt("two", "3 4")])
+    assert await shown.run([DemoPrompt("one", "1 2"), DemoPrompt("two", "3 4")]) == 0
     printed = capsys.readouterr().out
     assert "head   head\n" in printed
     assert printed.count("[4 tokens, 2 forwards; guessed: text 1, head 1, drafter 1; tokens/s 1 off, 2 on]") == 4
@@ -101,12 +112,49 @@ async def test_the_demo_prints_what_was_copied_and_what_the_head_guessed(
     assert [(row[0], row[-3:]) for row in rows] == [("0", ["25%"] * 3), ("0.8", ["25%"] * 3)]
 
 
+@pytest.mark.parametrize(
+    ("served", "code", "told"),
+    [
+        ({"runtime": "openvino"}, 1, "error: texts that differ: b at 0.8; in bfloat16 on openvino drafting may change"),
+        (
+            {"dtype": "float32", "deterministic": False, "runtime": "torch"},
+            1,
+            "in float32 on torch drafting may change",
+        ),
+        ({"deterministic": False, "runtime": "torch"}, 0, "texts that differ: b at 0.8; in bfloat16 on torch guesses"),
+        ({"dtype": "float32", "deterministic": False, "quantization": "int8"}, 0, "guesses may tip near-ties"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_a_text_that_drafting_may_not_change_fails_the_demo(
+    served: dict[str, Any],
+    code: int,
+    told: str,
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Served(Exact):
+        async def complete(self, text: str, drafting: bool = True, temperature: float = 0, **_: object) -> Completion:
+            changed = text == "2" and drafting and temperature > 0
+            return pair((1, 2, 9, 4) if changed else (1, 2, 3, 4)).on
+
+    monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
+    client: Any = Served(**served)
+    shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json)
+    assert await shown.run([DemoPrompt("a", "1"), DemoPrompt("b", "2")]) == code
+    printed = capsys.readouterr()
+    assert told in printed.err
+    assert ("error" in printed.err) is bool(code)
+    assert not as_json or json.loads(printed.out)["exact"] is bool(code)
+
+
 async def test_the_demo_warms_up_both_ways_and_begins_each_pair_with_what_a_head_needs_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[int, bool, int]] = []
 
-    class Served:
+    class Served(Exact):
         async def complete(
             self, _text: str, drafting: bool = True, max_tokens: int = 0, seed: int = -1, **_: object
         ) -> Completion:

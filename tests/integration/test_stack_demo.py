@@ -35,7 +35,7 @@ def test_demo_for_scripts(tmp_path: Path) -> None:
         told = json.loads(command.process.stdout.read())
         assert command.wait() == 0, command.said()
     assert (told["target"], told["draft"], told["head"]) == (PAIR[1], PAIR[3], None)
-    assert (told["dtype"], told["runtime"]) == ("float32", "scripted")
+    assert (told["dtype"], told["runtime"], told["exact"]) == ("float32", "scripted", True)
     assert [each["temperature"] for each in told["temperatures"]] == [0.0, 0.8]
     for each in told["temperatures"]:
         assert [(one["name"], one["tokens"], one["identical"]) for one in each["prompts"]] == [("one", 20, True)]

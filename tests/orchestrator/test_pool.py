@@ -7,12 +7,17 @@ import asyncio
 import pytest
 
 import orchestrator.server
+import verify_service.server
 from orchestrator import pool as pool_module
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import Pool, StartError
 from specwire.client import AsyncClient
+from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, plain, stack
+from tests.ports import free_address
 from tests.wait import asked, limits
+
+OTHER = "scripted:8"
 
 
 def pool(options: OrchestratorOptions) -> Pool:
@@ -49,7 +54,7 @@ async def test_a_drafter_that_is_not_there_is_waited_for_but_a_moment(
     moment_s: float,
     start_timeout: float,
 ) -> None:
-    monkeypatch.setattr(pool_module, "DRAFTERS_WITHIN_S", moment_s)
+    monkeypatch.setattr(pool_module, "OTHERS_WITHIN_S", moment_s)
     async with stack(SLOW_TARGET) as running:
         verifiers = running.orchestrator.orchestrator.options.verifiers
         waits = limits(start_timeout)
@@ -70,4 +75,42 @@ async def test_a_drafter_that_is_not_there_is_waited_for_but_a_moment(
             await started.stop(0.0)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
     (told,) = (each for each in caplog.messages if each.startswith("until drafters come, sessions run plainly: "))
+    assert dead_address in told
+
+
+async def test_a_request_right_after_the_start_finds_every_verifier_that_was_named() -> None:
+    late = free_address()
+    async with stack(SLOW_TARGET) as running:
+        verifiers = (*running.orchestrator.orchestrator.options.verifiers, late)
+        starting = asyncio.create_task(orchestrator.server.start(OrchestratorOptions(verifiers)))
+        await asyncio.sleep(
+            0.5
+        )  # the first is known by then, unless the machine is busy, where it may as well be later
+        verifier = await verify_service.server.start(ModelServiceOptions(OTHER, late))
+        started = await starting
+        try:
+            async with AsyncClient(started.address) as client:
+                done = await client.complete(PROMPT, model=OTHER, max_tokens=20, ignore_eos=True)
+        finally:
+            await started.stop(0.0)
+            await verifier.stop(0.0)
+    assert list(done.tokens) == plain(OTHER, PROMPT, 20)
+
+
+async def test_a_verifier_that_is_not_there_is_waited_for_but_a_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dead_address: str
+) -> None:
+    monkeypatch.setattr(pool_module, "OTHERS_WITHIN_S", 0.2)
+    async with stack(SLOW_TARGET) as running:
+        verifiers = (dead_address, *running.orchestrator.orchestrator.options.verifiers)
+        started = await orchestrator.server.start(OrchestratorOptions(verifiers))
+        try:
+            async with AsyncClient(started.address) as client:
+                done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
+        finally:
+            await started.stop(0.0)
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
+    (told,) = (
+        each for each in caplog.messages if each.startswith("models of verifiers that are not there are refused: ")
+    )
     assert dead_address in told

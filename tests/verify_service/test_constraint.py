@@ -240,6 +240,19 @@ def test_a_dead_end_is_told_by_where_and_why(proposed: tuple[int, ...]) -> None:
     assert rig.held_slots() == 0
 
 
+def test_a_constraint_that_asks_for_too_much_in_the_middle_is_no_dead_end() -> None:
+    dead = Automaton([{3: 1}, {}], frozenset(), VOCABULARY, END)
+    rig = Rig(MODEL, slots=1, context=64)
+    walk = Walk(dead)
+    walk.trouble = "took too much"
+    rig.tick(opens=(OPENED,))
+    rig.engine.inbox.put(Begun(0, OPENED.handle, OPENED.generation, walk))
+    rig.run()
+    told = [(each.code, each.message) for each in rig.refused]
+    assert told == [(Code.INVALID_ARGUMENT, "grammar: took too much, at position 4")]
+    assert rig.held_slots() == 0
+
+
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(automata, samplings, stoppings, st.lists(st.booleans(), min_size=1, max_size=9), st.data())
 def test_a_constraint_that_answers_late_changes_no_text_and_keeps_nobody_waiting(

@@ -480,8 +480,8 @@ class SessionManager:
         self.release(held)
 
     def give_up(self, held: Held) -> None:
-        """Fail a session whose constraint allows neither a token nor the end."""
-        self.fail(held, Code.OUT_OF_RANGE, held.session.dead_end)
+        """Fail a session whose constraint allows neither a token nor the end, or asks for too much."""
+        self.fail(held, *held.session.dead_end)
 
     def release(self, held: Held) -> None:
         self.slot_queue.leave(held)

@@ -39,6 +39,9 @@ MOST_TOKENS = 1024
 FAREWELL_S = 3.0
 # Seconds for a running stack to say what it serves.
 INFO_S = 30.0
+# What else there is to do about a model without a chat template, of a running stack, and of one that is started.
+HOW_ELSE = "or start the stack with --chat-template FILE"
+OWN_ELSE = f"give --chat-template FILE, or take a real model: {how_to_get(REAL)}"
 HELP = "/clear begins anew, /system TEXT too, with instructions; /exit or Ctrl-D leaves; Ctrl-C ends an answer"
 
 
@@ -78,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             asyncio.Runner() as runner,
             _client(runner, address, where) as client,
         ):
-            runner.run(_greet(client, address, where, args.chat_template))
+            runner.run(_greet(client, address, where, args.model))
             ChatLoop(runner, client, options, args.timeout).run(args.system)
     except (StackError, SpecwireError) as error:
         say(f"specwire chat: error: {error.message if isinstance(error, SpecwireError) else error}")
@@ -103,14 +106,16 @@ def _client(runner: asyncio.Runner, address: str, where: StackAddress) -> Iterat
         runner.run(client.close())
 
 
-async def _greet(client: AsyncClient, address: str, where: StackAddress, template: str | None) -> None:
-    """Raises StackError where no stack of ours answers, or the one that was started cannot chat."""
+async def _greet(client: AsyncClient, address: str, where: StackAddress, model: str) -> None:
+    """Raises StackError where no stack of ours answers, or the model has no chat template."""
     try:
-        target = (await client.server_info(timeout=INFO_S)).target
+        served = (await client.server_info(timeout=INFO_S)).targets
     except SpecwireError as error:
         raise StackError(await explained(error, address, where.tls)) from None
-    if where.address is None and not (template or target.chat_template):
-        raise StackError(f"{target.model} has no chat template, so it cannot chat; a real model: {how_to_get(REAL)}")
+    asked = [each for each in served if model in ("", each.model)][:1]
+    if asked and not asked[0].chat_template:
+        instead = f"complete a text instead (specwire generate), {HOW_ELSE if where.address else OWN_ELSE}"
+        raise StackError(f"{asked[0].model} has no chat template, so it cannot chat; {instead}")
 
 
 class ChatLoop:

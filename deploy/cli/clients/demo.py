@@ -26,11 +26,12 @@ from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import FinishReason
-from specwire.core.model import AUTO, ModelError
+from specwire.core.model import AUTO, NONE, ModelError
 from specwire.named_models import NAMED, REAL, file_of, how_to_get, located
 from specwire.options import STACK, add_options
 from specwire.progress import LAST_LINE
 from specwire.rpc.process import say
+from specwire.v1 import common_pb2
 
 TIMEOUT = 60.0
 # Texts that are shown at each temperature, and how much of the prompt before.
@@ -129,8 +130,7 @@ async def _demo(
     running = await stack.start(options, folder)
     try:
         async with AsyncClient(running.address) as client:
-            await Demo(client, options, max_tokens, as_json).run(prompts)
-        return 0
+            return await Demo(client, options, max_tokens, as_json).run(prompts)
     except SpecwireError as error:
         raise StackError(error.message) from None
     finally:
@@ -148,19 +148,26 @@ class Demo:
         self._as_json = as_json
         self._colour = wants_colour()
 
-    async def run(self, prompts: Sequence[DemoPrompt]) -> None:
-        """Print completions and the comparison."""
+    async def run(self, prompts: Sequence[DemoPrompt]) -> int:
+        """Print completions and the comparison; 1 where drafting changed a text that it may not change, else 0."""
         models = {"target": self._options.target, "head": self._head, "draft": self._options.draft}
         self._tell("\n" + "".join(f"{name:6} {model}\n" for name, model in models.items() if model is not None))
         self._tell(f"{legend()}\n" if self._colour else "")
         await self._warm_up(prompts)
         compared = [await self._compare(prompts, temperature) for temperature in demo_pair.DEMO_TEMPERATURES]
+        served = (await self._client.server_info()).target  # what the verifier made of auto
         if self._as_json:
-            served = (await self._client.server_info()).target  # what the verifier made of auto
-            computed = {"dtype": served.dtype, "runtime": served.runtime}
+            computed = {"dtype": served.dtype, "runtime": served.runtime, "exact": is_exact(served)}
             print(json.dumps({**models, **computed, "temperatures": [as_object(each) for each in compared]}))
         else:
             print("\n" + report(compared, headed=self._head is not None))
+        changed = changed_texts(compared)
+        if not changed:
+            return 0
+        told = "drafting may change none" if is_exact(served) else "guesses may tip near-ties"
+        how = f"in {served.dtype} on {served.runtime} {told}"
+        say(f"specwire demo: {'error: ' * is_exact(served)}texts that differ: {'; '.join(changed)}; {how}")
+        return int(is_exact(served))
 
     def _tell(self, text: str) -> None:
         if not self._as_json:
@@ -227,6 +234,11 @@ class Demo:
         return _checked(gathered.completion())
 
 
+def is_exact(served: common_pb2.GetModelInfoResponse) -> bool:
+    """Whether drafting may change no text of this target: a trial found so, or its weights and sums are in float32."""
+    return served.deterministic or (served.dtype == "float32" and served.quantization in ("", NONE))
+
+
 def head_of(options: StackOptions) -> str | None:
     """The head that the stack has, if any: of a target for which it chooses, the included one."""
     if options.heads != AUTO:
@@ -277,7 +289,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
+class TokensBySource:
     """Tokens, or parts of all tokens, that were guessed: copied from the text, by a head, by drafters."""
 
     text: float
@@ -300,10 +312,15 @@ class Figures:
     median_ratio: float
     tokens_per_forward: float
     acceptance: float | None
-    guessed: Guessed
+    guessed: TokensBySource
     first_token_ms_off: float
     first_token_ms_on: float
     identical: bool
+
+
+def changed_texts(compared: Sequence[Comparison]) -> list[str]:
+    """The prompts of pairs that differ, and at which temperature."""
+    return [f"{pair.name} at {each.temperature:g}" for each in compared for pair in each.pairs if not pair.identical]
 
 
 def report(compared: Sequence[Comparison], headed: bool) -> str:
@@ -330,11 +347,11 @@ def counts(off: Completion, on: Completion, headed: bool) -> str:
     )
 
 
-def guessed_of(completions: Sequence[Completion]) -> Guessed:
+def guessed_of(completions: Sequence[Completion]) -> TokensBySource:
     """Return how many tokens of these each kind of source guessed."""
     head = _sum(completions, "accepted_head")
     text = _sum(completions, "accepted_ngram") + _sum(completions, "accepted_prediction")
-    return Guessed(text, head, _sum(completions, "accepted") - text - head)
+    return TokensBySource(text, head, _sum(completions, "accepted") - text - head)
 
 
 def figures(pairs: Sequence[Pair]) -> Figures:
@@ -350,7 +367,7 @@ def figures(pairs: Sequence[Pair]) -> Figures:
         median_ratio=median(_ratio(_speed([pair.on]), _speed([pair.off])) for pair in pairs),
         tokens_per_forward=_ratio(tokens, _sum(on, "target_forwards")),
         acceptance=_acceptance(on),
-        guessed=Guessed(*(_ratio(count, tokens) for count in (guessed.text, guessed.head, guessed.drafter))),
+        guessed=TokensBySource(*(_ratio(count, tokens) for count in (guessed.text, guessed.head, guessed.drafter))),
         first_token_ms_off=_first_token_ms(off),
         first_token_ms_on=_first_token_ms(on),
         identical=all(pair.identical for pair in pairs),

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from specwire.core.invalid import Code
 from specwire.core.law.acceptance import Judge, decide
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.noise import seed_behind
@@ -370,11 +371,12 @@ class VerifySession:
         return [open_ids(mask, ids) for mask, ids in zip(masks, banned, strict=True)]
 
     @property
-    def dead_end(self) -> str:
-        """Why a stuck session can neither go on nor end."""
+    def dead_end(self) -> tuple[Code, str]:
+        """Why a stuck session can neither go on nor end: its constraint asks for too much, or allows nothing here."""
         kind = self.sampling.constraint.kind if self.sampling.constraint is not None else ""
-        trouble = f": {self.matcher.trouble}" if self.matcher is not None and self.matcher.trouble else ""
-        return f"{kind}: the text may neither go on nor end at position {self.position}{trouble}"
+        if self.matcher is not None and self.matcher.trouble:
+            return Code.INVALID_ARGUMENT, f"{kind}: {self.matcher.trouble}, at position {self.position}"
+        return Code.OUT_OF_RANGE, f"{kind}: the text may neither go on nor end at position {self.position}"
 
     @property
     def source(self) -> int | None:

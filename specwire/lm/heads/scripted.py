@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 
 import torch
@@ -67,6 +67,12 @@ class HeadedScript(ScriptedLM, DraftingModel):
 
     def unread(self, slot: int) -> int | None:
         return None if self._stopped else self.cached(slot) - self._read[slot]
+
+    def heed(self, slots: Collection[int] | None) -> None:
+        """It reads what the slots hold; nothing is kept for it."""
+
+    def skip(self, slot: int, left: int) -> None:
+        """To read is free, so that all is read."""
 
     def catch_up(self, requests: Sequence[HeadRequest]) -> None:
         for request in requests:

@@ -6,7 +6,7 @@ No weights are added, and no keys and values: those of the text, which the whole
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from specwire.core.draft import DraftingModel, DraftRow, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
@@ -35,6 +35,18 @@ class SkimmingModel(CachedLM, DraftingModel):
     def unread(self, slot: int) -> int | None:
         """None of any text: it is read as the target wrote it."""
         return 0
+
+    def heed(self, slots: Collection[int] | None) -> None:
+        """Nothing is kept for it beside the target's own keys and values."""
+
+    def skip(self, slot: int, left: int) -> None:
+        """Nothing is unread."""
+
+    def catch_up(self, requests: Sequence[HeadRequest]) -> None:
+        """Nothing is unread."""
+
+    def stop(self) -> None:
+        """There is nothing that it holds."""
 
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
         """Behind each text as many tokens as are asked for, or as fit into the context.

@@ -155,6 +155,31 @@ def test_what_could_not_be_held_is_refused_at_the_start(tiny_door: Front, schema
         assert message in refused.json()["error"]["message"]
 
 
+# Compiles for hours; and is compiled, but its first masks are of too many ways to go on.
+HOURS: Any = {"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}"} for n in range(60)]}
+MANY_WAYS = "start: " + " ".join(['("a" | "aa" | "aaa")?'] * 2800)
+COSTLY: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": HOURS}}},
+        "response_format",
+        "json_schema: took more time or memory than it may: 2 s of a processor, 2 GiB",
+    ),
+    ({"guided_grammar": MANY_WAYS, "min_tokens": 10}, "grammar", "grammar: Parser Error: Current row has"),
+]
+
+
+@pytest.mark.parametrize(("more", "param", "message"), COSTLY, ids=["compiled", "begun"])
+def test_a_form_that_costs_too_much_is_a_wrong_request(
+    tiny_door: Front, more: dict[str, Any], param: str, message: str
+) -> None:
+    """Not one that a server failed at, nor one that is out of a range: named are the field and the limit."""
+    refused = tiny_door.post(CHAT, messages=TALK, max_tokens=20, **more)
+    error = refused.json()["error"]
+    told = (refused.status_code, error["type"], error["code"], error["param"])
+    assert told == (400, "invalid_request_error", "invalid_value", param)
+    assert message in error["message"]
+
+
 def test_a_pattern_may_match_a_declared_property(tiny_door: Front) -> None:
     schema: dict[str, Any] = {
         "type": "object",
