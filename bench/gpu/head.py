@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bench.gpu.shapes import EMBEDDING_SCALE, ModelShape
-from specwire.core.draft import GoOn, HeadRequest
+from specwire.core.draft import HeadRequest
 from specwire.core.model import ModelInfo
 from specwire.lm.heads.eagle3 import EMBEDDING, Eagle3, Eagle3Config, default_taps
 from specwire.lm.heads.eagle3_runner import Eagle3Runner
@@ -37,8 +37,8 @@ class CountedHead(HeadedModel):
 
     forwards = 0
 
-    def draft(self, requests: Sequence[HeadRequest], go_on: GoOn | None = None) -> list[list[int]]:
-        drafted = super().draft(requests, go_on)
+    def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
+        drafted = super().draft(requests)
         self.forwards += max(map(len, drafted), default=0)
         return drafted
 

@@ -192,8 +192,8 @@ class StepCosts:
 #
 #     L = time spent - time that plain decoding would have taken for the same tokens
 #
-# L stays within TOLERATED_SHARE of the elapsed time plus TOLERATED_STEPS plain steps. A window or a wait is begun only if
-# L would stay there even if no draft token is accepted; beyond that the session decodes plainly. Waiting, wider
+# L stays within TOLERATED_SHARE of the elapsed time plus TOLERATED_STEPS plain steps. A window or a wait is begun only
+# if L would stay there even if no draft token is accepted; beyond that the session decodes plainly. Waiting, wider
 # forwards and probes are charged. In a batch a window is charged to its own session, and a wait to those that are
 # waited for, by what it costs all of them (`part_of`). The plain steps are the batch's: a wait, or a draft of a head,
 # costs the whole batch. Windows are not charged in a step that also feeds a prompt. Hiccups of the machine are not
