@@ -122,7 +122,7 @@ class AsyncClient:
     async def generate(
         self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Event, None]:
-        """Started, Chunks (Provisionals between them where asked for), Finished.
+        """Started, Chunks, Finished.
 
         Closing it early cancels, except with a request id of the caller: then it may come back. See
         `GenerationOptions` for the options.

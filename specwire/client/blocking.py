@@ -123,7 +123,7 @@ class Client:
     def generate(
         self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> Generator[Event, None, None]:
-        """Started, Chunks (Provisionals between them where asked for), Finished.
+        """Started, Chunks, Finished.
 
         Closing it early cancels, except with a request id of the caller: then it may come back. See
         `GenerationOptions` for the options.

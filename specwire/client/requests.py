@@ -55,7 +55,6 @@ class GenerationOptions:
             drafting=False alone has the target decode plainly.
         sources: which may propose, of `SOURCES`, chosen one by one; instead of the two above. None goes by those.
         request_id: a repeated id joins the running session instead of starting another.
-        provisional: True asks for Provisional events, too: drafts, before the target has decided.
         parent: a session that has ended, behind whose tokens (prompt and output) the prompt goes on; "" for none.
         priority: among the tenant's sessions that wait for a place, the greater number goes first; from -100 to 100.
         choice: index of this completion among those of one prompt and seed; see `complete_many`.
@@ -88,7 +87,6 @@ class GenerationOptions:
     stop_ids: Sequence[int] = ()
     ignore_eos: bool = False
     request_id: str = ""
-    provisional: bool = False
     parent: str = ""
     priority: int = 0
     choice: int = 0
@@ -128,7 +126,6 @@ class RequestOptions(TypedDict, total=False):
     stop_ids: Sequence[int]
     ignore_eos: bool
     request_id: str
-    provisional: bool
     parent: str
     priority: int
     choice: int
@@ -169,7 +166,6 @@ def generate_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> gener
         drafting=_drafting(asked.drafting, asked.ngram, asked.sources),
         sources=_sources(asked.sources),
         request_id=_text("request_id", asked.request_id),
-        provisional=asked.provisional,
         parent=_text("parent", asked.parent),
         priority=_signed("priority", asked.priority),
         echo=asked.echo,
