@@ -54,7 +54,7 @@ COMMANDS = (
     Command("train-heads", "train a head that drafts beside a target", "deploy.cli.training.train_heads"),
     Command("train-drafter", "train a small drafter of a target's own layers", "deploy.cli.training.train_drafter"),
     Command("usage", "add up what a verifier's sessions used", "deploy.cli.diagnosis.usage"),
-    Command("top", "watch an orchestrator's services and sessions", "deploy.cli.diagnosis.top"),
+    Command("top", "show an orchestrator's services and sessions", "deploy.cli.diagnosis.top"),
     Command("doctor", "check this machine, a pair of models, a log, an address", "deploy.cli.diagnosis.doctor"),
     Command("completion", "print what has a shell complete these commands", "deploy.cli.completion"),
 )

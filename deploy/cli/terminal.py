@@ -21,26 +21,11 @@ YELLOW = "\x1b[33m"
 BLUE = "\x1b[36m"
 COLOURS = {Outcome.ACCEPTED: GREEN, Outcome.RECOVERED: YELLOW, Outcome.BONUS: BLUE, Outcome.DIRECT: BLUE}
 NAMES = {GREEN: "accepted", YELLOW: "recovered", BLUE: "bonus or direct"}
-FALLBACK = os.terminal_size((80, 24))
 
 
 def wants_colour() -> bool:
     """Whether stdout is a terminal whose user has not asked for plain text (the NO_COLOR convention)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def is_terminal() -> bool:
-    """Whether stdout can take text back."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def size() -> os.terminal_size:
-    """Columns and rows of stdout, or a guess where it does not say."""
-    try:
-        told = os.get_terminal_size(sys.stdout.fileno())
-    except (OSError, ValueError):
-        return FALLBACK
-    return told if told.columns > 1 and told.lines > 1 else FALLBACK
 
 
 def legend() -> str:
