@@ -24,8 +24,7 @@ from specwire.rpc.keys import Keys
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.server import Admission, RunningServer, Service, check_free, serve
-from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import process_families
+from specwire.telemetry.metrics import MetricsListener, listen, process_families
 from specwire.v1 import (
     draft_pb2,
     draft_pb2_grpc,

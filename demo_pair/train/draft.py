@@ -20,10 +20,8 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from demo_pair.train.corpus import read_corpus
-from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windows, training_stream
-from demo_pair.train.losses import held_out_loss, logits_of, pair_config, tell
-from demo_pair.train.target import EVALUATION_WINDOWS
+from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windows, read_corpus, training_stream
+from demo_pair.train.target import EVALUATION_WINDOWS, held_out_loss, logits_of, pair_config, tell
 from specwire.files import replaced, replaced_in, write_text
 from specwire.lm.training.loop import Optimiser, Schedule
 from specwire.progress import ProgressBar

@@ -18,8 +18,7 @@ from orchestrator.api.requests import check_copies, check_size, checked_request_
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.chat.answer import AnswerForm, demand
 from orchestrator.chat.fields import is_ids, shown
-from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import take_talk
+from orchestrator.chat.talk import check_count, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.answers import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.chat.fields import Fields, made_constraint, shown
-from orchestrator.chat.messages import check_count, text_of
+from orchestrator.chat.talk import check_count, text_of
 from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
 from specwire.core.law.constraint import MOST_CHOICES as MOST_TEXTS
 from specwire.core.law.constraint import Constraint, ConstraintKind

@@ -22,8 +22,7 @@ from orchestrator.api.calls import merged
 from orchestrator.api.existing_sessions import cancel, delete, read_again, runs
 from orchestrator.chat.answer import demand
 from orchestrator.chat.fields import Fields, shown
-from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import take_talk
+from orchestrator.chat.talk import check_count, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of
 from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream
