@@ -124,7 +124,7 @@ def imitate(
 # The target's own continuations of training files: what a drafter must learn to foresee.
 
 PREFIX = 160
-ROWS = 64
+CONTINUED_ROWS = 64
 SAMPLED_TEMPERATURE = 0.8
 
 
@@ -135,8 +135,8 @@ def own_windows(target: PreTrainedModel, stream: Stream, count: int, seed: int) 
     prefixes = torch.from_numpy(np.stack([stream[s : s + PREFIX] for s in starts]).astype(np.int64))
     torch.manual_seed(seed)
     parts = [
-        continued(target, rows, sampled=index % 2 == 1, done=index * ROWS, count=count)
-        for index, rows in enumerate(prefixes.split(ROWS))
+        continued(target, rows, sampled=index % 2 == 1, done=index * CONTINUED_ROWS, count=count)
+        for index, rows in enumerate(prefixes.split(CONTINUED_ROWS))
     ]
     return torch.cat(parts)
 
