@@ -44,7 +44,9 @@ COMMANDS = (
     Command("draft", "serve a draft model", "draft_service.server", configurable=True),
     Command("verify", "serve a target model", "verify_service.server", configurable=True),
     Command("edge", "draft and serve clients here, verify elsewhere", "deploy.cli.services.edge", configurable=True),
-    Command("orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.cli", configurable=True),
+    Command(
+        "orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.server", configurable=True
+    ),
     Command("registry", "tell edges which verifiers are there", "deploy.cli.services.registry", configurable=True),
     Command("deploy", "run pools of services on a Ray cluster, as a file says", "deploy.cluster.commands:DEPLOY"),
     Command("status", "show what is deployed on a Ray cluster", "deploy.cluster.commands:STATUS"),
