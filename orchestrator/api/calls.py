@@ -351,13 +351,10 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
         aside = self._orchestrator.admission.of(tenant, chat.ByteSize())
         talk = await aside(talk_of, chat)
-        model = self._chats.of(target)
         try:
-            prompt = await model.prompt(talk, aside)
+            return await self._chats.of(target).asked(talk, aside)
         except Busy as busy:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), RETRY_AFTER) from None
-        form = AnswerForm.of(model.family, talk, prompt)
-        return ChatPrompt(prompt, await talk.tools.constraint(model.family, form.thinking), form)
 
     def _tenant(self, context: Context) -> str:
         """The calling tenant. Callers that may not call never come here: see specwire.rpc.server."""

@@ -363,10 +363,8 @@ class Talk:
             raise InvalidParameter("continue_final_message", message)
         return rendered[:end] if rendered.startswith(END_MARK, end) else rendered[:end].rstrip()
 
-    def opens_thought(self, prompt: str, family: ChatFamily) -> bool:
-        """Whether the answer begins in the middle of the model's reasoning."""
-        if not family.thinks:
-            return False
+    def opens_thought(self, prompt: str) -> bool:
+        """Whether the answer of a model that thinks begins in the middle of its reasoning."""
         if self.goes_on:
             last = self.messages[-1]["content"]
             return bool(last.rfind(THINK) > last.rfind(THOUGHT))

@@ -266,11 +266,10 @@ class Responses:
         if previous is not None:
             request.template.parent, request.template.whole_prompt = _session_of(previous), True
         served = await self._service.served_for(request.template, call.tenant)
-        prompt = await self._service.prompt(served, talk, self._admission.of(call.tenant, size))
-        thinking = talk.opens_thought(prompt, served.family)
-        demand(request.template.sampling, await talk.tools.constraint(served.family, thinking), thinking)
-        note = replace(note, names=[each.name for each in talk.tools.functions], thinking=thinking)
-        asked = request.for_prompt(prompt)
+        told = await self._service.chat(served, talk, self._admission.of(call.tenant, size))
+        demand(request.template.sampling, told.constraint, told.form.thinking)
+        note = replace(note, names=[each.name for each in talk.tools.functions], thinking=bool(told.form.thinking))
+        asked = request.for_prompt(told.text)
         asked.note = await self._admission.aside(call.tenant, size, str, note)
         seeds = await self._service.handler.seeds.of(request.template, call.tenant)
         more: dict[str, Any] = {"traceparent": call.headers.get(TRACEPARENT, ""), "target": served.target}
