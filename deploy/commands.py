@@ -44,7 +44,9 @@ COMMANDS = (
     Command("draft", "serve a draft model", "draft_service.server", configurable=True),
     Command("verify", "serve a target model", "verify_service.server", configurable=True),
     Command("edge", "draft and serve clients here, verify elsewhere", "deploy.cli.services.edge", configurable=True),
-    Command("orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.cli", configurable=True),
+    Command(
+        "orchestrate", "serve clients with verifiers and drafters that run", "orchestrator.server", configurable=True
+    ),
     Command("registry", "tell edges which verifiers are there", "deploy.cli.services.registry", configurable=True),
     Command("deploy", "run pools of services on a Ray cluster, as a file says", "deploy.cluster.commands:DEPLOY"),
     Command("status", "show what is deployed on a Ray cluster", "deploy.cluster.commands:STATUS"),
@@ -54,7 +56,7 @@ COMMANDS = (
     Command("train-heads", "train a head that drafts beside a target", "deploy.cli.training.train_heads"),
     Command("train-drafter", "train a small drafter of a target's own layers", "deploy.cli.training.train_drafter"),
     Command("usage", "add up what a verifier's sessions used", "deploy.cli.diagnosis.usage"),
-    Command("top", "watch an orchestrator's services and sessions", "deploy.cli.diagnosis.top"),
+    Command("top", "show an orchestrator's services and sessions", "deploy.cli.diagnosis.top"),
     Command("doctor", "check this machine, a pair of models, a log, an address", "deploy.cli.diagnosis.doctor"),
     Command("completion", "print what has a shell complete these commands", "deploy.cli.completion"),
 )

@@ -21,7 +21,7 @@ from specwire.rpc.link import LinkError, Outbox
 from specwire.rpc.process import say
 from specwire.rpc.renewal import Renewal
 from specwire.rpc.tls import ClientTls
-from specwire.telemetry.listener import MetricsListener
+from specwire.telemetry.metrics import MetricsListener
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 JOIN_LIMIT = 20.0

@@ -41,8 +41,7 @@ from specwire.rpc.server_options import (
 )
 from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
 from specwire.rpc.tls import ClientTls, client_tls
-from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import Registry, process_families
+from specwire.telemetry.metrics import MetricsListener, Registry, listen, process_families
 from specwire.telemetry.options import telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc

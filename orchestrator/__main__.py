@@ -1,11 +1,11 @@
-"""`python -m orchestrator`: see `orchestrator.cli`."""
+"""`python -m orchestrator`: see `orchestrator.server`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from orchestrator.cli import add_arguments, run
+from orchestrator.server import add_arguments, run
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m orchestrator", description="Run an orchestrator.")

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo_pair import DEMO_PROMPTS, DEMO_SEED, DEMO_TEMPERATURES, DEMO_TOKENS, TARGET, demo_prompts
 from demo_pair.train import evaluate
-from demo_pair.train.corpus import MANIFEST
+from demo_pair.train.data import MANIFEST
 from demo_pair.train.demo_prompts import COUNT, MOST_REPEATED, repeated
 from demo_pair.train.prompts import shuffled
 from specwire.core.law.sampling import Sampling

@@ -11,8 +11,7 @@ import pytest
 
 from specwire.files import replaced, replaced_in, write_text
 from specwire.lm.heads import eagle3
-from specwire.lm.training.loop import Trained
-from specwire.lm.training.record import write_record
+from specwire.lm.training.loop import Trained, write_record
 from tests.lm.heads.by_hand import CONFIG, head_of
 
 Write = Callable[[Path], object]

@@ -4,48 +4,133 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+from tokenizers import Tokenizer
+
 from specwire.core.draft import DraftingModel
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import MOST_WINDOW
-from specwire.core.model import ModelError, SlotModel
+from specwire.core.model import ModelError, ModelInfo, SlotModel
 from specwire.core.policy.costs import StepCosts
-from specwire.core.verify.shared_texts import TOKEN_BYTES, ScopeTexts
+from specwire.core.verify.shared_texts import TOKEN_BYTES, ScopeTexts, SharedIndex
+from specwire.corpus import texts_of
 from specwire.options import DETACH_GRACE_S, QUEUE, QUEUE_WAIT_S, add_options
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, register_model, registry_of
 from specwire.registry.registrar import LoadReader, Registrar
+from specwire.rpc.errors import Context
+from specwire.rpc.keys import Keys
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import say, share_machine
 from specwire.rpc.renewal import Origin, Renewal
-from specwire.rpc.server import RunningServer, Service, check_free, serve
+from specwire.rpc.server import RunningServer, Service, certified_names, check_free, common_name, serve
 from specwire.rpc.server_options import (
     ModelServiceOptions,
     drain_grace,
     model_options,
     run_model_service,
+    size_of,
 )
 from specwire.rpc.service_thread import GoOn, Runnable, ServiceThread
-from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, process_families
+from specwire.telemetry.metrics import (
+    Families,
+    MetricsListener,
+    Registry,
+    by_label,
+    counter,
+    gauge,
+    listen,
+    process_families,
+)
 from specwire.telemetry.options import telemetry_of
 from specwire.text.vocabulary_map import convention_of
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.engine.engine import Engine
 from verify_service.engine.heads import HeadDrafting
 from verify_service.engine.messages import Command, QueuePatience, Reports
-from verify_service.engine.shares import TenantShares
-from verify_service.known_texts import known_texts
+from verify_service.engine.shares import NO_LIMITS, TenantLimits, TenantShares
 from verify_service.metrics import families, load_of
 from verify_service.ranks import Ranks
 from verify_service.service import EngineThread, VerifyServicer
-from verify_service.tenants import TenantTable, tenant_of, tenants_of
 from verify_service.usage import UsageLog, check_usage
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tenants of a verifier: who they are, by token or certificate, and what each may have (`--tenants FILE`).
+#
+# The file is YAML: limits by name, `"*"` for each tenant that is not named. All limits are optional:
+#
+#     berlin: {weight: 2, sessions: 200, slots: 16, kv_memory: 8G, tokens: 800, rows: 32, prefill: 4000}
+#     "*": {sessions: 20}
+#
+# A tenant's name is the holder of the token that its link shows (`--api-keys`); without tokens a name in its
+# certificate, one that the file has if there is one, else the common name. Links without either are one tenant
+# together.
+
+FLAG = "--tenants"
+EVERYBODY_ELSE = "*"
+# What the file calls the limit of bytes: it may be written as a size.
+MEMORY = "kv_memory"
+COUNTS = tuple(each.name for each in fields(TenantLimits) if each.name not in ("weight", "kv_bytes"))
+LIMITS = ("weight", MEMORY, *COUNTS)
+# Limits by name, and those of everybody else.
+TenantTable = tuple[dict[str, TenantLimits], TenantLimits]
+
+
+def tenants_of(file: str | None) -> Origin[TenantTable] | None:
+    """None without a file. InvalidParameter names the tenant and the limit that is wrong."""
+    return None if file is None else Origin((file,), partial(_table, file))
+
+
+def _table(file: str) -> TenantTable:
+    try:
+        told = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidParameter(FLAG, f"{file} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidParameter(FLAG, f"{file} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(told, dict) or not all(isinstance(name, str) for name in told):
+        raise InvalidParameter(FLAG, f"{file} must map names of tenants to their limits")
+    named = {name: _limits(f"{file}, {name}", limits) for name, limits in told.items()}
+    other = named.pop(EVERYBODY_ELSE, NO_LIMITS)
+    return named, other
+
+
+def _limits(place: str, told: Any) -> TenantLimits:
+    told = {} if told is None else told
+    if not isinstance(told, dict):
+        raise InvalidParameter(FLAG, f"{place}: must be limits by name, not {told!r:.80}")
+    for name, value in told.items():
+        if name not in LIMITS:
+            raise InvalidParameter(FLAG, f"{place}: {name!r:.40} is none of {', '.join(LIMITS)}")
+        kinds = int | float if name == "weight" else int | str if name == MEMORY else int
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise InvalidParameter(FLAG, f"{place}: {name} must be a number, not {value!r:.40}")
+    try:
+        kv_bytes = size_of(FLAG, str(told[MEMORY])) if MEMORY in told else None
+        counts = {name: told[name] for name in COUNTS if name in told}
+        return TenantLimits(weight=float(told.get("weight", 1.0)), kv_bytes=kv_bytes, **counts)
+    except InvalidParameter as error:
+        message = str(error).removeprefix(f"{error.field}: ")
+        raise InvalidParameter(FLAG, f"{place}: {message}") from None
+
+
+def tenant_of(context: Context, keys: Keys | None, shares: TenantShares) -> str:
+    """Whose link it is; "" where nothing tells. Raises StatusError (UNAUTHENTICATED) for an unknown token."""
+    if keys is not None:
+        return keys.holder(context.invocation_metadata() or ())
+    known = sorted(name for name in certified_names(context) if name in shares.named)
+    return known[0] if known else common_name(context)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The service.
 
 # Seconds for calls that are not links, such as a health watch.
 LAST_CALLS_S = 0.2
@@ -358,3 +443,35 @@ def run(args: argparse.Namespace) -> int:
         return start(options, args.patient, args.detach_grace, patience, registration, shares, args.usage_log, tenants)
 
     return run_model_service(args, "verify", options, grace, serving)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Documents of the operator's, that a verifier proposes from beside its sessions' texts.
+#
+# They are the same for all callers, and only read: indexed as texts of sessions are, in memory of their own which no
+# other text may take.
+
+
+def known_texts(info: ModelInfo, references: Sequence[str]) -> ScopeTexts | None:
+    """Read the files and folders that the operator named; None where there are none.
+
+    Raises:
+        ModelError: names the option and what is wrong with it.
+    """
+    if not references:
+        return None
+    if not info.tokenizer_json:
+        raise ModelError("reference: this target has no tokenizer to read texts with")
+    missing = next((path for path in references if not Path(path).exists()), None)
+    if missing is not None:
+        raise ModelError(f"reference: there is no {missing}")
+    tokenizer = Tokenizer.from_str(info.tokenizer_json.decode())
+    texts = ScopeTexts(lambda _: True)
+    for number, document in enumerate(texts_of([Path(path) for path in references])):
+        ids = tokenizer.encode(document, add_special_tokens=False).ids
+        index = SharedIndex(texts, ids, f"document {number}", grows=False)
+        while not index.complete:
+            index.read()
+    if not texts.tokens:
+        raise ModelError(f"reference: nothing to read in {', '.join(references)}")
+    return texts

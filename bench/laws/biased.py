@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from specwire.core.draft import DraftRow, DraftSession
-from specwire.core.law.weights import draw_quantised
+from specwire.core.law.noise import draw_quantised
 from specwire.core.messages import Proposal, SourceKind, Verdict, Weights
 from specwire.core.policy import windows
 from specwire.core.verify.session import VerifySession

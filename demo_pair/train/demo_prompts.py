@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 
 from demo_pair import DEMO_PROMPTS, DEMO_SEED, DEMO_TEMPERATURES, DEMO_TOKENS, TARGET, Prompt
-from demo_pair.train.corpus import read_corpus
+from demo_pair.train.data import read_corpus
 from demo_pair.train.prompts import function_beginnings, shuffled
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling

@@ -20,10 +20,8 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from demo_pair.train.corpus import read_corpus
-from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windows, training_stream
-from demo_pair.train.losses import held_out_loss, logits_of, pair_config, tell
-from demo_pair.train.target import EVALUATION_WINDOWS
+from demo_pair.train.data import WINDOW, Stream, batches, encode, held_out_windows, read_corpus, training_stream
+from demo_pair.train.target import EVALUATION_WINDOWS, held_out_loss, logits_of, pair_config, tell
 from specwire.files import replaced, replaced_in, write_text
 from specwire.lm.training.loop import Optimiser, Schedule
 from specwire.progress import ProgressBar
@@ -126,7 +124,7 @@ def imitate(
 # The target's own continuations of training files: what a drafter must learn to foresee.
 
 PREFIX = 160
-ROWS = 64
+CONTINUED_ROWS = 64
 SAMPLED_TEMPERATURE = 0.8
 
 
@@ -137,8 +135,8 @@ def own_windows(target: PreTrainedModel, stream: Stream, count: int, seed: int) 
     prefixes = torch.from_numpy(np.stack([stream[s : s + PREFIX] for s in starts]).astype(np.int64))
     torch.manual_seed(seed)
     parts = [
-        continued(target, rows, sampled=index % 2 == 1, done=index * ROWS, count=count)
-        for index, rows in enumerate(prefixes.split(ROWS))
+        continued(target, rows, sampled=index % 2 == 1, done=index * CONTINUED_ROWS, count=count)
+        for index, rows in enumerate(prefixes.split(CONTINUED_ROWS))
     ]
     return torch.cat(parts)
 

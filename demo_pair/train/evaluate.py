@@ -17,10 +17,8 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from demo_pair import Prompt, held_out_prompts
-from demo_pair.train.corpus import read_corpus
-from demo_pair.train.data import encode, held_out_windows
-from demo_pair.train.losses import held_out_loss
-from demo_pair.train.target import EVALUATION_WINDOWS
+from demo_pair.train.data import encode, held_out_windows, read_corpus
+from demo_pair.train.target import EVALUATION_WINDOWS, held_out_loss
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.files import write_text

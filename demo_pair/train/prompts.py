@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 
 from demo_pair import PROMPTS, Prompt
-from demo_pair.train.corpus import SourceFile, read_corpus
+from demo_pair.train.data import SourceFile, read_corpus
 from specwire.files import write_text
 
 COUNT = 64

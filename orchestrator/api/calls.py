@@ -18,15 +18,13 @@ from orchestrator.chat.models import ChatModels
 from orchestrator.chat.wire import talk_of
 from orchestrator.peers.models import Target
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.output import Cursor, OutputTimings, ProvisionalGuess, SessionFailure, SessionView
+from orchestrator.session.output import Cursor, OutputTimings, SessionFailure, SessionView
 from orchestrator.session.stats import Trace, stats_of
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import SessionRecord
 from orchestrator.tenants import ANONYMOUS, check_owner
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import ClientTook, Emit, End, FinishReason, Outcome
-from specwire.core.provisional import ProvisionalDraft
-from specwire.core.text import Ending
 from specwire.rpc import convert
 from specwire.rpc.errors import RETRY_AFTER, Context, StatusError
 from specwire.rpc.keys import Metadata
@@ -85,7 +83,7 @@ async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
 # ----------------------------------------------------------------------------------------------------------------------
 # From a session's output to the events of a client's stream.
 
-Part = pb.Started | pb.Chunk | pb.Provisional | pb.Finished
+Part = pb.Started | pb.Chunk | pb.Finished
 
 
 def _started(view: SessionView, prompt: pb.Prompt | None = None) -> pb.Started:
@@ -98,10 +96,6 @@ def _started(view: SessionView, prompt: pb.Prompt | None = None) -> pb.Started:
         prompt=prompt,
         lossy=record.sampling.lossy,
     )
-
-
-def _provisional(known: ProvisionalDraft) -> pb.Provisional:
-    return pb.Provisional(position=known.position, tokens=known.tokens, text=known.text)
 
 
 def _chunk(piece: Emit, way: OutputTimings | None, delta: pb.ChatDelta | None = None) -> pb.Chunk:
@@ -195,12 +189,12 @@ class GenerationHandler:
         driver = await self._driver_for(request, target, tenant, seed, time_left, traceparent, chat)
         if reached is not None or request.take_over:  # its driver may be gone: its reader lost the connection
             driver = await self._orchestrator.join(driver.view.record.session_id, take_over=True)
-        guess, view = _guess(driver, target) if request.provisional else None, driver.view
+        view = driver.view
         view.trace = trace or view.trace
         with view.readers.reading():
             try:
                 cursor = await self.cursor_at(view, *reached) if reached is not None else Cursor()
-                async with aclosing(self.follow(view, cursor, guess)) as parts:
+                async with aclosing(self.follow(view, cursor)) as parts:
                     async for part in parts:
                         yield part
             except asyncio.CancelledError:
@@ -276,19 +270,14 @@ class GenerationHandler:
         text = self._orchestrator.pool.models.tokenizer_of(record).decode(list(record.prompt))
         return pb.Prompt(tokens=record.prompt, text=text)
 
-    async def follow(
-        self, view: SessionView, cursor: Cursor, guess: ProvisionalGuess | None = None
-    ) -> AsyncGenerator[Part, None]:
+    async def follow(self, view: SessionView, cursor: Cursor) -> AsyncGenerator[Part, None]:
         """A reader's events from `cursor` on."""
         known, form = view.output.end, AnswerForm.read(view.record.chat)
         answer = None if form is None else AnswerReader(form, view.record.session_id)
         if answer is not None:
             await answer.skip(view.output.text[: cursor.characters])
         yield _started(view, self._prompt(view.record))
-        async for shown in view.output.follow(cursor, guess):
-            if isinstance(shown, ProvisionalDraft):
-                yield _provisional(shown)
-                continue
+        async for shown in view.output.follow(cursor):
             yield _chunk(shown, view.output.timings, None if answer is None else await answer.feed(shown.text))
             view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
@@ -317,12 +306,6 @@ def _pass_deadline(driver: SessionDriver) -> None:
     """
     if driver.is_due(DEADLINE_SLACK_S):
         driver.end(FinishReason.DEADLINE)
-
-
-def _guess(driver: SessionDriver, target: Target) -> ProvisionalGuess:
-    record = driver.view.record
-    ending = Ending.of(record.stopping, len(record.prompt), frozenset(record.eos_ids), record.end)
-    return driver.show_provisional(target.info.vocabulary, ending)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -368,13 +351,10 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
         aside = self._orchestrator.admission.of(tenant, chat.ByteSize())
         talk = await aside(talk_of, chat)
-        model = self._chats.of(target)
         try:
-            prompt = await model.prompt(talk, aside)
+            return await self._chats.of(target).asked(talk, aside)
         except Busy as busy:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), RETRY_AFTER) from None
-        form = AnswerForm.of(model.family, talk, prompt)
-        return ChatPrompt(prompt, await talk.tools.constraint(model.family, form.thinking), form)
 
     def _tenant(self, context: Context) -> str:
         """The calling tenant. Callers that may not call never come here: see specwire.rpc.server."""
@@ -458,7 +438,7 @@ def _naming_tools(chat: ChatPrompt | None) -> Iterator[None]:
 
 
 # The name of each part in the event of a stream.
-EVENTS = {pb.Started: "started", pb.Chunk: "chunk", pb.Provisional: "provisional", pb.Finished: "finished"}
+EVENTS = {pb.Started: "started", pb.Chunk: "chunk", pb.Finished: "finished"}
 
 
 def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:
@@ -467,8 +447,5 @@ def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:
 
 
 def watch_response(part: Part) -> pb.WatchResponse:
-    """Refuse provisional events for `Watch`: asking for them is a programming error."""
-    if isinstance(part, pb.Provisional):
-        raise TypeError("Watch has no provisional text")
     event: dict[str, Any] = {EVENTS[type(part)]: part}
     return pb.WatchResponse(**event)

@@ -15,7 +15,7 @@ import grpc
 
 from orchestrator.admission import MOST_COMPLETIONS, MOST_NOTE_BYTES, MOST_REFERENCE_BYTES, MOST_REQUEST_ID
 from orchestrator.chat.answer import ChatPrompt, demand
-from orchestrator.chat.messages import check_count
+from orchestrator.chat.talk import check_count
 from orchestrator.options import UNLIMITED, OutputLengths
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import store_statuses

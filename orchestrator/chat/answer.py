@@ -49,7 +49,7 @@ class AnswerForm:
     @classmethod
     def of(cls, family: ChatFamily, talk: Talk, prompt: str) -> AnswerForm:
         """prompt: what the family's template made of the talk."""
-        thinking = talk.opens_thought(prompt, family) if family.thinks else None
+        thinking = talk.opens_thought(prompt) if family.thinks else None
         return cls(family.format.name, talk.tools.functions, thinking)
 
     @classmethod

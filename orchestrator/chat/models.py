@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.admission import Aside
+from orchestrator.chat.answer import AnswerForm, ChatPrompt
 from orchestrator.chat.talk import Talk
 from orchestrator.chat.templates import RemoteTemplate, Renderer, TemplateInvalid, installed
 from orchestrator.peers.models import Target
@@ -54,6 +55,12 @@ class ChatModel:
             raise InvalidParameter(error.field, f"model {name!r}: {message}") from None
         except TemplateInvalid as error:
             raise CannotChat(f"model {name!r} cannot chat: {error}", "invalid_chat_template") from None
+
+    async def asked(self, talk: Talk, aside: Aside) -> ChatPrompt:
+        """What a session is asked for. Raises as `prompt`."""
+        prompt = await self.prompt(talk, aside)
+        form = AnswerForm.of(self.family, talk, prompt)
+        return ChatPrompt(prompt, await talk.tools.constraint(self.family, form.thinking), form)
 
 
 class ChatModels:

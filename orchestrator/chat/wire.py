@@ -7,8 +7,7 @@ from typing import Any
 
 from orchestrator.admission import MOST_JSON_BYTES, MOST_MESSAGES, MOST_TOOLS
 from orchestrator.chat.fields import Fields, JsonBounds, no_number, shown
-from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import Talk, take_talk
+from orchestrator.chat.talk import Talk, check_count, take_talk
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.convert import check_known
 from specwire.v1 import generation_pb2 as pb

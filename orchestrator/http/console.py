@@ -166,8 +166,6 @@ class ConsoleStream:
                     "ends": list(part.text_ends),
                     "logprobs": [finite(known.logprob) for known in part.logprobs],
                 }
-            case pb.Provisional():
-                return {"type": "provisional", "position": part.position, "text": part.text}
             case pb.Finished():
                 return {
                     "type": "finished",

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.admission import Aside
 from orchestrator.api.calls import GenerationHandler
+from orchestrator.chat.answer import ChatPrompt
 from orchestrator.chat.fields import Fields
 from orchestrator.chat.models import ChatModel, ChatModels
 from orchestrator.chat.talk import Talk
@@ -127,10 +128,10 @@ class HttpService:
         self.orchestrator.admission.charge(call.tenant, len(call.body))
         return Fields(await parse(self.orchestrator.admission, call.body, call.tenant))
 
-    async def prompt(self, served: Served, talk: Talk, aside: Aside) -> str:
-        """As `ChatModel.prompt`. Raises Failure (503) where too many wait."""
+    async def chat(self, served: Served, talk: Talk, aside: Aside) -> ChatPrompt:
+        """As `ChatModel.asked`. Raises Failure (503) where too many wait."""
         try:
-            return await served.chat.prompt(talk, aside)
+            return await served.chat.asked(talk, aside)
         except Busy as error:
             raise Failure(503, str(error), SERVER, None, "unavailable", RETRY_S) from None
 

@@ -97,7 +97,7 @@ class Info:
         prompt = fields.text("prompt")
         if prompt is None:
             aside = self._admission.of(call.tenant, len(call.body))
-            prompt = await self._service.prompt(served, await aside(take_talk, fields), aside)
+            prompt = (await self._service.chat(served, await aside(take_talk, fields), aside)).text
         fields.fixed("add_special_tokens", False)
         with_texts = fields.flag("return_token_strs")
         fields.end()

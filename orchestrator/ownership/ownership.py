@@ -26,7 +26,7 @@ from orchestrator.store import (
     StoreUnavailable,
 )
 from specwire.core.messages import FinishReason
-from specwire.core.session import PeekingScanner
+from specwire.core.session import OutputScanner
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.logs import of_session
 
@@ -182,7 +182,7 @@ class Ownership:
     def __init__(
         self,
         host: SessionHost,
-        scanner_of: Callable[[SessionRecord], PeekingScanner],
+        scanner_of: Callable[[SessionRecord], OutputScanner],
         unfit: Callable[[SessionRecord], str | None],
     ) -> None:
         self._host = host

@@ -68,10 +68,9 @@ class SessionDrafter:
     def shares_cores(self, verifier: Info | None) -> bool:
         return verifier is not None and share_host(verifier, self.info)
 
-    def begin(self, verifier: Info | None, shown: bool, renews: bool = False) -> None:
-        """Open the drafter in the session. shown: a reader wants to see what it drafts. renews: see `DrafterReady`."""
-        shared = self.shares_cores(verifier)
-        self._tell(messages.DrafterReady(self.source, first_pace(self._plan, shared), renews, shown and not shared))
+    def begin(self, verifier: Info | None, renews: bool = False) -> None:
+        """Open the drafter in the session. renews: see `DrafterReady`."""
+        self._tell(messages.DrafterReady(self.source, first_pace(self._plan, self.shares_cores(verifier)), renews))
 
     # From the drafter
 
@@ -150,7 +149,7 @@ MOST_RETRY = 30.0
 class Drafters:
     """Up to `options.drafters_per_session` at a time. `refusals`: how often each refused this session.
 
-    shown: a reader wants to see what they draft. tell: hears what happens.
+    tell: hears what happens.
 
     Invariant: sources rise, and are never used twice in a session.
     """
@@ -163,7 +162,6 @@ class Drafters:
         tell: Tell,
     ) -> None:
         self.refusals: Counter[DrafterPeer] = Counter()
-        self.shown = False
         self._view = view
         record = view.record
         # Rules that weigh draft tokens by the distribution they were drawn from allow one source only.
@@ -213,19 +211,11 @@ class Drafters:
         self._drew = weights
         # With other weights than the last drafter's it would draw other tokens from the same noise (PROTOCOL.md, 6).
         renews = self._view.record.sampling.weighed and before not in (None, weights)
-        drafting.begin(self._info, self.shown, renews)
+        drafting.begin(self._info, renews)
 
     def use_verifier(self, verifier: VerifierPeer) -> None:
         """It may be on the host of some of them."""
         self._verifier = verifier
-        if self.shown:
-            self.show()
-
-    def show(self) -> None:
-        """A reader wants to see what they draft, from now on; one on the verifier's cores drafts where that pays."""
-        self.shown = True
-        for source, drafting in self._by_source.items():
-            self._tell(messages.DraftsShown(source, not drafting.shares_cores(self._info)))
 
     def told(self, sources: Sequence[int]) -> list[AssignedDrafter]:
         """What the verifier is told of these."""

@@ -17,7 +17,7 @@ from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
 from orchestrator.session.appender import LogRefused, SessionLog, Tasks, message_of_append, status_of_append
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.output import ProvisionalText, SessionFailure, SessionView, Timers
+from orchestrator.session.output import SessionFailure, SessionView, Timers
 from orchestrator.session.stats import TracedProposal, TracedVerdict
 from orchestrator.session.verifier import (
     Broken,
@@ -38,9 +38,8 @@ from orchestrator.store import (
 )
 from specwire.core import messages
 from specwire.core.messages import FinishReason
-from specwire.core.session import PeekingScanner, Session, State
-from specwire.core.text import Ending, Text, hash_of
-from specwire.rpc.convert import proposal_from_wire
+from specwire.core.session import OutputScanner, Session, State
+from specwire.core.text import Text, hash_of
 from specwire.telemetry.logs import of_session
 from specwire.telemetry.tally import OrchestratorTally
 from specwire.telemetry.tracing import NO_SPAN, Span
@@ -112,7 +111,7 @@ class SessionDriver:
         self,
         record: SessionRecord,
         fence: int,
-        scanner: PeekingScanner,
+        scanner: OutputScanner,
         host: SessionHost,
         span: Span = NO_SPAN,
     ) -> None:
@@ -133,13 +132,12 @@ class SessionDriver:
 
     # Who drives
 
-    def drive(self, fence: int, scanner: PeekingScanner, retention: float) -> None:
+    def drive(self, fence: int, scanner: OutputScanner, retention: float) -> None:
         """Drive the session from the output's end on, which is the log's, under this fence.
 
         `scanner` has seen the output. retention: the log's, in seconds. The session waits for a verifier: `place` it.
         """
         self.fence = fence
-        self._scanner = scanner
         view, prompt_length = self.view, len(self.view.record.prompt)
         text = Text([*view.record.prompt, *view.output.tokens])
         view.newest_fence = max(fence, view.newest_fence)
@@ -148,8 +146,6 @@ class SessionDriver:
         self.log.drive(self.session, retention)
         self.verifying.drive(self.session)
         self.drafters.drive(self.session)
-        if view.provisional is not None:
-            view.provisional.restart(self.session, scanner)
 
     @property
     def following(self) -> bool:
@@ -162,8 +158,6 @@ class SessionDriver:
         self.view.failure = None
         self.view.span.event("driven elsewhere")
         self.verifying.note_elsewhere()
-        if self.view.provisional is not None:
-            self.view.provisional.stop()
         self.apply(messages.OwnerLost())
 
     def follow(self, coroutine: Coroutine[None, None, None]) -> None:
@@ -184,15 +178,6 @@ class SessionDriver:
                     self._run(effect)
         finally:
             self._applying = False
-        if self.view.provisional is not None:
-            self.view.provisional.follow()
-
-    def show_provisional(self, vocabulary: int, ending: Ending) -> ProvisionalText:
-        """Keep drafters' proposals from now on, for readers to see."""
-        if self.view.provisional is None:
-            self.view.provisional = ProvisionalText(self.session, self._scanner, self.view.output, vocabulary, ending)
-            self.drafters.show()
-        return self.view.provisional
 
     def use_verifier(self, peer: VerifierPeer) -> None:
         """Take a slot at a verifier; the session opens there."""
@@ -233,8 +218,6 @@ class SessionDriver:
                 if self.view.trace is not None:
                     self.view.trace(TracedProposal.of(proposal))
                 self.apply(said)
-                if self.view.provisional is not None:
-                    self.view.provisional.offer(proposal_from_wire(proposal))
             case Unplaced() | Unserved() | VerifierFailed() | FenceSeen() | LogRefused() | Broken():
                 self._on_trouble(said)
             case _:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import grpc
 
@@ -21,12 +21,9 @@ from specwire.core.messages import (
     Event,
     FinishReason,
     Outcome,
-    Proposal,
     TokenLogprobs,
 )
-from specwire.core.provisional import Ahead, ProvisionalChains, ProvisionalDraft, provisional
-from specwire.core.session import PeekingScanner, Session
-from specwire.core.text import Ending
+from specwire.core.session import OutputScanner
 from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 from specwire.telemetry.tally import OrchestratorTally, SessionStats
 from specwire.telemetry.tracing import Span
@@ -114,7 +111,7 @@ class Readers:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A session's durable output, followed by any number of readers at their own pace; beside it what is provisional.
+# A session's durable output, followed by any number of readers at their own pace.
 
 # Tokens of one piece, where each comes with log-probabilities: some hundred bytes, of which a message holds 16 MiB.
 MOST_REPORTED = 4096
@@ -135,12 +132,6 @@ class Cursor:
 
     tokens: int = 0
     characters: int = 0
-
-
-class ProvisionalGuess(Protocol):
-    """Gives the provisional text behind the output; `Output.wake` is called whenever it changes."""
-
-    def now(self) -> ProvisionalDraft: ...
 
 
 class Output:
@@ -174,12 +165,12 @@ class Output:
         self.text += emit.text
         self._released.extend(emit.released)
         self.timings = timings
-        self.wake()
+        self._wake()
 
     def finish(self, end: EmitEnd) -> None:
         self.text += end.text
         self.end = end.end
-        self.wake()
+        self._wake()
 
     def since(self, cursor: Cursor) -> Emit:
         """What lies beyond `cursor`; `cursor` moves behind it. With log-probabilities at most MOST_REPORTED tokens.
@@ -209,22 +200,13 @@ class Output:
         tokens = min(max(0, position - self.prompt_length), len(self.tokens))
         return Cursor(tokens, self._released[tokens - 1] if tokens else 0)
 
-    async def follow(
-        self, cursor: Cursor, guess: ProvisionalGuess | None = None
-    ) -> AsyncIterator[Emit | ProvisionalDraft]:
-        """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`.
-
-        With `guess`, provisional text too, whenever it has changed and no piece waits. A slow reader gets the latest.
-        """
-        shown = ProvisionalDraft(0, (), "")
+    async def follow(self, cursor: Cursor) -> AsyncIterator[Emit]:
+        """Pieces as they come, until the end; the text that the end releases is the caller's to take with `since`."""
         while True:
             if len(self.tokens) > cursor.tokens:
                 yield self.since(cursor)
             elif self.end is not None:
                 return
-            elif guess is not None and guess.now().replaces(shown):
-                shown = guess.now()
-                yield shown
             else:
                 await self._wait()
 
@@ -242,68 +224,11 @@ class Output:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Wake the readers."""
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What one session's readers may be shown before it is decided. Kept only where a reader has asked for it.
-
-
-class ProvisionalText:
-    """Follows a session from the moment this object is made: chains that began earlier are not known.
-
-    Readers are woken when the tokens have changed. The text is made when a reader takes it, so what a slow one skips
-    costs nothing.
-    """
-
-    def __init__(
-        self, session: Session, scanner: PeekingScanner, output: Output, vocabulary: int, ending: Ending
-    ) -> None:
-        self._session = session
-        self._scanner = scanner
-        self._output = output
-        self._ending = ending
-        self._provisional_chains = ProvisionalChains(vocabulary, session.text)
-        self._ahead = Ahead(session.emitted)
-        self._made: ProvisionalDraft | None = None
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Forget everything while the session is driven elsewhere: nothing is provisional until it comes back."""
-        self._stopped = True
-        self._ahead, self._made = Ahead(self._session.emitted), None
-        self._output.wake()
-
-    def restart(self, session: Session, scanner: PeekingScanner) -> None:
-        """Follow the session again, now driven by another object here."""
-        self._stopped = False
-        self._session, self._scanner = session, scanner
-        self._provisional_chains.follow(session.text)
-        self.follow()
-
-    def offer(self, proposal: Proposal) -> None:
-        """Take in what a drafter proposes."""
-        self._provisional_chains.offer(proposal, self._session.text)
-        self.follow()
-
-    def follow(self) -> None:
-        """Follow the session to its new position."""
-        if self._stopped:
-            return
-        self._provisional_chains.follow(self._session.text)
-        ahead = Ahead.of(self._session, self._provisional_chains.tail(), self._ending)
-        if ahead != self._ahead:
-            self._ahead, self._made = ahead, None
-            self._output.wake()
-
-    def now(self) -> ProvisionalDraft:
-        if self._made is None:
-            self._made = provisional(self._ahead, self._session, self._scanner)
-        return self._made
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -328,7 +253,7 @@ class Replay:
         scanner: fresh. It has seen the log's tokens up to `seen`, counted behind the prompt.
     """
 
-    def __init__(self, output: Output, scanner: PeekingScanner) -> None:
+    def __init__(self, output: Output, scanner: OutputScanner) -> None:
         self.output = output
         self.scanner = scanner
         self.seen = 0
@@ -376,7 +301,7 @@ class SessionFailure(NamedTuple):
 class SessionView:
     """Filled by the driver here, or from the log where another orchestrator drives the session.
 
-    `provisional`, `trace`: where somebody has asked for them.
+    `trace`: where somebody has asked for it.
     `failure` is the status that a session ended with, if it ended with FINISH_REASON_ERROR. `abandoned`: it ended for
     readers here, but not in the log.
     `ended_at`: when it was seen to end here, in Unix time in seconds; 0 while it runs.
@@ -402,7 +327,6 @@ class SessionView:
         self.span = span
         self.output = Output(len(record.prompt))
         self.readers = Readers(timers, grace, lambda: self.output.end is None, on_left)
-        self.provisional: ProvisionalText | None = None
         self.trace: Trace | None = None
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: SessionFailure | None = None

@@ -2,7 +2,6 @@
 
 from specwire.client.aio import AsyncClient
 from specwire.client.blocking import Client
-from specwire.client.chat import Chat
 from specwire.client.errors import SpecwireError
 from specwire.client.events import (
     ChatDelta,
@@ -13,7 +12,6 @@ from specwire.client.events import (
     Finished,
     PartScore,
     PromptEcho,
-    Provisional,
     SamplingInForce,
     SessionState,
     Started,
@@ -24,6 +22,7 @@ from specwire.client.events import (
     ToolCall,
     ToolCallDelta,
 )
+from specwire.client.requests import Chat
 from specwire.core.messages import TokenLogprobs
 from specwire.rpc.tls import ClientTls
 
@@ -40,7 +39,6 @@ __all__ = [
     "Finished",
     "PartScore",
     "PromptEcho",
-    "Provisional",
     "SamplingInForce",
     "SessionState",
     "SpecwireError",

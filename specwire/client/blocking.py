@@ -11,15 +11,17 @@ from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from specwire.client.chat import Chat, Message, Tool
 from specwire.client.concurrency import Stream, Threads, Unary
 from specwire.client.errors import SpecwireError, closed, from_rpc
 from specwire.client.events import Completion, Event, Finished, PartialCompletion, SessionState, TextScore
 from specwire.client.requests import (
     TIMEOUT_S,
+    Chat,
+    Message,
     Prompt,
     RequestOptions,
     Text,
+    Tool,
     addresses_of,
     generate_request,
     request_id,
@@ -123,7 +125,7 @@ class Client:
     def generate(
         self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
     ) -> Generator[Event, None, None]:
-        """Started, Chunks (Provisionals between them where asked for), Finished.
+        """Started, Chunks, Finished.
 
         Closing it early cancels, except with a request id of the caller: then it may come back. See
         `GenerationOptions` for the options.

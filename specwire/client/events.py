@@ -135,20 +135,6 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Provisional:
-    """A drafter's guess at what follows the Chunks until now, which end at `position`, and their released text.
-
-    Not part of the completion. It replaces the one before and holds until the next Chunk or Finished.
-    No tokens: nothing is provisional any more.
-    """
-
-    position: int
-    tokens: tuple[int, ...]
-    text: str
-    received_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class DrafterStats:
     """What one drafter did for a session; see DrafterStats in generation.proto."""
 
@@ -209,7 +195,7 @@ class Finished:
     delta: ChatDelta | None = None
 
 
-Event = Started | Chunk | Provisional | Finished
+Event = Started | Chunk | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +279,7 @@ class SessionState:
 
 @dataclass(slots=True)
 class PartialCompletion:
-    """Events of one stream on their way to a Completion; provisional ones are no part of it."""
+    """Events of one stream on their way to a Completion."""
 
     started: Started | None = None
     finished: Finished | None = None

@@ -20,7 +20,6 @@ from specwire.client.events import (
     Finished,
     PartScore,
     PromptEcho,
-    Provisional,
     SamplingInForce,
     SessionState,
     Started,
@@ -217,8 +216,6 @@ def event_from_wire(message: Response) -> Event:
     """Raises SpecwireError (INTERNAL) for a message that the protocol does not allow."""
     received_ns = time.monotonic_ns()
     kind = message.WhichOneof("event")
-    if kind == "provisional" and isinstance(message, generation_pb2.GenerateResponse):
-        return _provisional(message.provisional, received_ns)
     try:
         if kind == "started":
             return _started(message.started, received_ns)
@@ -288,10 +285,6 @@ def _logprobs(message: generation_pb2.Chunk) -> tuple[TokenLogprobs, ...]:
     if len(message.logprobs) not in (0, len(message.tokens)):
         raise InvalidParameter("logprobs", f"{len(message.logprobs)} for {len(message.tokens)} tokens")
     return logprobs_from_wire(message.logprobs)
-
-
-def _provisional(message: generation_pb2.Provisional, received_ns: int) -> Provisional:
-    return Provisional(message.position, tuple(message.tokens), message.text, received_ns)
 
 
 def _timings(message: generation_pb2.ChunkTimings) -> Timings:

@@ -422,8 +422,6 @@ class VerifierRefused:
 class DrafterReady:
     """A drafter's link is up and assigned; its source is new for every assignment. pace: until its verifier says.
 
-    shown: it drafts for a reader to see, too.
-
     renews: it is to draw in an epoch of its own, under a rule that weighs draft tokens: another drafter may have drawn
     in the present one.
     """
@@ -431,7 +429,6 @@ class DrafterReady:
     source: int
     pace: Pace = Pace()
     renews: bool = False
-    shown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,14 +441,6 @@ class DrafterLost:
 @dataclass(frozen=True, slots=True)
 class ProposalArrived:
     proposal: RelayedProposal
-
-
-@dataclass(frozen=True, slots=True)
-class DraftsShown:
-    """Whether a drafter drafts for a reader to see, too, from now on."""
-
-    source: int
-    shown: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,7 +477,6 @@ Event = (
     | DrafterReady
     | DrafterLost
     | ProposalArrived
-    | DraftsShown
     | Appended
     | ClientTook
     | EndRequested

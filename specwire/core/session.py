@@ -10,7 +10,6 @@ from typing import Protocol
 
 from specwire.core.law.noise import epoch_of
 from specwire.core.messages import (
-    FIRST_PACE,
     MOST_WINDOW,
     AdvanceDrafter,
     Append,
@@ -20,7 +19,6 @@ from specwire.core.messages import (
     CloseVerifier,
     DrafterLost,
     DrafterReady,
-    DraftsShown,
     Effect,
     Emit,
     EmitEnd,
@@ -97,8 +95,7 @@ class Advised:
 
     pace: as its verifier planned it. missed: the position from which on a paused drafter was not told the text; None:
     it was told all. stale: the beginning of its present chain went to a verifier that is gone. unopened: it waits for
-    its epoch, and is told nothing until then. shown: it drafts for a reader, too, whether that pays or not.
-    changed: its pace did since it was last told.
+    its epoch, and is told nothing until then. changed: its pace did since it was last told.
     """
 
     source: int
@@ -106,17 +103,11 @@ class Advised:
     missed: int | None = None
     stale: bool = False
     unopened: bool = False
-    shown: bool = False
     changed: bool = False
 
     def open(self, text: Text) -> list[Effect]:
         self.missed, self.stale, self.unopened, self.changed = None, False, False, False
-        return [OpenDrafter(self.source, tuple(text.tokens), self.told)]
-
-    @property
-    def told(self) -> Pace:
-        """The pace that it is told."""
-        return FIRST_PACE if self.shown and not self.pace.run_ahead else self.pace
+        return [OpenDrafter(self.source, tuple(text.tokens), self.pace)]
 
     def restart(self, text: Text) -> list[Effect]:
         """Make it begin a new chain, because the beginning of its present one never reached the verifier.
@@ -131,8 +122,8 @@ class Advised:
 
     def plan(self, pace: Pace) -> None:
         """Take a new pace: it is told with what is decided next."""
-        before, self.pace = self.told, pace
-        self.changed |= self.told != before
+        self.changed |= pace != self.pace
+        self.pace = pace
 
     def tell(self, text: Text) -> list[Effect]:
         """Tell a new pace at once, to pause, to go on, or to draft differently."""
@@ -142,7 +133,7 @@ class Advised:
         """Tell what was decided at `position`; `text` holds it. A paused drafter is told when it goes on."""
         if self.unopened:
             return []
-        pace = self.told
+        pace = self.pace
         if pace.run_ahead == 0 and not self.changed:
             self.missed = position if self.missed is None else min(position, self.missed)
             return []
@@ -185,15 +176,6 @@ class OutputScanner(Protocol):
     def finish(self) -> str: ...
     @property
     def length(self) -> int: ...
-
-
-class PeekingScanner(OutputScanner, Protocol):
-    """A scanner that also tells which text further tokens would show.
-
-    `peek` changes nothing. Its text continues where the released text ends, and includes what may begin a stop string.
-    """
-
-    def peek(self, tokens: Sequence[int]) -> ScannedText: ...
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -301,8 +283,6 @@ class Session:
                 return self._on_drafter_lost(event)
             case ProposalArrived():
                 return self._on_proposal(event)
-            case DraftsShown():
-                return self._on_shown(event)
             case Appended():
                 return self._on_appended(event)
             case ClientTook():
@@ -387,7 +367,7 @@ class Session:
     def _on_drafter_ready(self, event: DrafterReady) -> list[Effect]:
         if self._over:
             return []
-        drafter = Advised(event.source, event.pace, unopened=event.renews, shown=event.shown)
+        drafter = Advised(event.source, event.pace, unopened=event.renews)
         self.drafters[event.source] = drafter
         if event.renews:
             return self._renew_epoch()
@@ -410,14 +390,6 @@ class Session:
         opened = self.state in (State.OPENING, State.RUNNING)
         relayed = opened and not self._over and event.proposal.source in self.drafters
         return [RelayProposal(event.proposal)] if relayed else []
-
-    def _on_shown(self, event: DraftsShown) -> list[Effect]:
-        drafter = self.drafters.get(event.source)
-        if drafter is None or self._over:
-            return []
-        before, drafter.shown = drafter.told, event.shown
-        drafter.changed |= drafter.told != before
-        return drafter.tell(self.text)
 
     def _plan(self, paces: Sequence[SourcePace]) -> None:
         """Take the verifier's plans for drafters; one that is gone needs none."""

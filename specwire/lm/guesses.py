@@ -18,8 +18,8 @@ import torch
 
 from specwire.core.draft import DraftRow, Drawn
 from specwire.core.law import noise as reference
+from specwire.core.law.noise import draw_quantised, quantise
 from specwire.core.law.sampling import Ids, Sampling
-from specwire.core.law.weights import draw_quantised, quantise
 from specwire.core.messages import MOST_KEPT, Weights
 from specwire.lm.law.logits import adjusted, best_of, log_probabilities
 from specwire.text.vocabulary_map import MOST_VOCABULARIES, VocabularyMap

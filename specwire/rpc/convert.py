@@ -40,7 +40,7 @@ from specwire.core.text import Stopping, check_min_tokens, check_stop_ids
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Numbers on the wire. PROTOCOL.md, section 17, has the range of each, and what becomes of one beyond it.
+# Numbers on the wire. PROTOCOL.md, section 16, has the range of each, and what becomes of one beyond it.
 
 MOST_UINT32, MOST_UINT64 = (1 << 32) - 1, (1 << 64) - 1
 # Microseconds of a ledger's balance, either way: 12 days.

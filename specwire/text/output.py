@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -36,8 +35,6 @@ class Pieces(Protocol):
 
     def flush(self) -> str: ...
 
-    def copy(self) -> Self: ...
-
 
 class Detokenizer:
     """Turns tokens into text as they come; never releases half a character.
@@ -61,12 +58,6 @@ class Detokenizer:
     def flush(self) -> str:
         """What remains at the end; incomplete bytes become U+FFFD."""
         return self._pieces.flush()
-
-    def copy(self) -> Detokenizer:
-        """A copy that goes on from here by itself. It is cheap, because the tokenizer is shared."""
-        other = copy(self)
-        other._pieces = self._pieces.copy()
-        return other
 
 
 def _pieces(tokenizer: Tokenizer) -> Pieces:
@@ -96,11 +87,6 @@ class ByteLevelPieces:
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
-
-    def copy(self) -> ByteLevelPieces:
-        other = ByteLevelPieces()
-        other._decoder.setstate(self._decoder.getstate())
-        return other
 
 
 class WindowPieces:
@@ -138,11 +124,6 @@ class WindowPieces:
         self._window.clear()
         self._known, self._boundary = "", 0
         return rest
-
-    def copy(self) -> WindowPieces:
-        other = copy(self)
-        other._window = list(self._window)
-        return other
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
@@ -218,12 +199,6 @@ class StopScanner:
     def flush(self) -> str:
         """The text held back, at the end of the output."""
         return "" if self.stopped_at is not None else self._release(len(self._held))
-
-    def copy(self) -> StopScanner:
-        """A copy that goes on from here by itself."""
-        other = copy(self)
-        other._matchers = [copy(matcher) for matcher in self._matchers]
-        return other
 
     def _completed_by(self, character: str) -> int:
         """Length of the longest stop that `character` completes, or 0."""
@@ -326,17 +301,6 @@ class OutputText:
             ends.append(self._decoded)
             released.append(self._scanner.released)
         return Release("".join(pieces), tuple(ends), tuple(released), len(ends), self.stopped_at)
-
-    def peek(self, tokens: Sequence[int]) -> Release:
-        """What `push` would release if nothing were withheld as a stop string's possible beginning.
-
-        Nothing changes. A complete stop string ends the text here too; half a character is not shown.
-        """
-        trial = copy(self)
-        trial._detokenizer = self._detokenizer.copy()
-        trial._scanner = self._scanner.copy()
-        release = trial.push(tokens)
-        return replace(release, text=release.text + trial._scanner.flush())
 
     def finish(self) -> str:
         """The text still held back, at the end; it may itself complete a stop string: see `stopped_at`."""

@@ -444,7 +444,7 @@ class Drafting:
             lambda refuser, _: self._refused(request, refuser),
         )
         request.session.assign([drafter.told(self._info)], partial(self._learnt.of, OWN), waits=False)
-        drafter.begin(self._info, shown=False)
+        drafter.begin(self._info)
         for each in request.running.new_paces():
             request.pace = each.pace
 

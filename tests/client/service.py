@@ -35,7 +35,6 @@ FIRST = generation_pb2.Chunk(
 SECOND = generation_pb2.Chunk(
     position=4, tokens=[7], outcomes=[common_pb2.OUTCOME_DIRECT], text="", text_ends=[3], direct=1
 )
-GUESS = generation_pb2.Provisional(position=4, tokens=[7, 8], text="cd")
 FINISHED = generation_pb2.Finished(
     reason=common_pb2.FINISH_REASON_LENGTH,
     text="c",

@@ -12,7 +12,6 @@ from specwire.client import (
     Chunk,
     Finished,
     PartScore,
-    Provisional,
     SessionState,
     SpecwireError,
     Started,
@@ -22,7 +21,7 @@ from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, generation_pb2
-from tests.client.service import FINISHED, FIRST, GUESS, SECOND, STARTED, Scripted, serving
+from tests.client.service import FINISHED, FIRST, SECOND, STARTED, Scripted, serving
 
 
 async def test_events_come_in_order_with_all_that_they_say() -> None:
@@ -50,20 +49,6 @@ async def test_complete_gathers_the_stream() -> None:
     assert (completion.text, completion.tokens, completion.seed) == ("abc", (5, 6, 7), 7)
     assert completion.outcomes == (Outcome.ACCEPTED, Outcome.BONUS, Outcome.DIRECT)
     assert (completion.finish_reason, completion.prompt_tokens) == (FinishReason.LENGTH, 2)
-
-
-async def test_provisional_events_are_told_and_no_part_of_the_completion() -> None:
-    servicer = Scripted((STARTED, FIRST, GUESS, SECOND, FINISHED))
-    async with serving(servicer) as address, AsyncClient(address) as client:
-        events = [event async for event in client.generate("x", provisional=True)]
-        completion = await client.complete("x", provisional=True)
-        await client.complete("x")
-    guess = events[2]
-    assert isinstance(guess, Provisional)
-    assert (guess.position, guess.tokens, guess.text) == (4, (7, 8), "cd")
-    assert (completion.text, completion.tokens) == ("abc", (5, 6, 7))
-    asked = [request for request in servicer.asked if isinstance(request, generation_pb2.GenerateRequest)]
-    assert [request.provisional for request in asked] == [True, True, False]
 
 
 async def test_a_server_without_room_says_when_to_ask_again() -> None:

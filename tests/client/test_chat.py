@@ -8,8 +8,7 @@ import grpc
 import pytest
 
 from specwire.client import Chat, SpecwireError
-from specwire.client.chat import chat_to_wire
-from specwire.client.requests import generate_request
+from specwire.client.requests import chat_to_wire, generate_request
 from specwire.v1 import generation_pb2 as pb
 
 USER = {"role": "user", "content": "How warm is it?"}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specwire.core.messages import FinishReason
 from specwire.core.text import Ending, hash_of
@@ -107,11 +106,6 @@ class LetterScanner:
             self.stopped_at = first_stop(self.text, self.stops)
             released.append(max(self._released, self._safe()))
         return Release(self._release(self._safe()), tuple(ends), tuple(released), len(ends), self.stopped_at)
-
-    def peek(self, tokens: Sequence[int]) -> Release:
-        trial = copy(self)
-        release = trial.push(tokens)
-        return replace(release, text=release.text + trial.finish())
 
     def finish(self) -> str:
         return self._release(self.length)

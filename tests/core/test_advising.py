@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specwire.core.draft import DraftSession
-from specwire.core.messages import FIRST_PACE, AdvanceDrafter, Effect, OpenDrafter, Pace
+from specwire.core.messages import AdvanceDrafter, Effect, OpenDrafter, Pace
 from specwire.core.session import Advised
 from specwire.core.text import Text
 
@@ -50,13 +50,6 @@ def test_a_new_pace_goes_with_what_is_decided() -> None:
     assert decide(drafter, text, 4) == []
     drafter.plan(AWAKE)
     assert decide(drafter, text, 5) == [AdvanceDrafter(7, 3, (4, 5), AWAKE)]
-
-
-def test_one_that_is_shown_drafts_although_it_is_to_pause() -> None:
-    text, drafter = Text([1, 2]), Advised(7, AWAKE, shown=True)
-    assert plan(drafter, text, PAUSED) == [AdvanceDrafter(7, 2, (), FIRST_PACE)]
-    assert decide(drafter, text, 3) == [AdvanceDrafter(7, 2, (3,), FIRST_PACE)]
-    assert plan(drafter, text, AWAKE) == [AdvanceDrafter(7, 3, (), AWAKE)]
 
 
 def test_a_new_verifier_gets_a_new_chain_also_after_a_pause() -> None:

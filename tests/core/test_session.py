@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from specwire.core import messages
-from specwire.core.messages import FIRST_PACE, FinishReason, Outcome, Pace, Proposal, SourcePace, Verdict
+from specwire.core.messages import FinishReason, Outcome, Pace, Proposal, SourcePace, Verdict
 from specwire.core.session import TRANSITIONS, IllegalEvent, Session, State
 from specwire.core.text import Text
 from tests.core.script import LetterScanner
@@ -312,15 +312,6 @@ def test_a_pace_goes_with_the_tokens_of_its_verdict() -> None:
     assert subject.handle(planned(3, SourcePace(1, Pace(1, 9))))[0] == messages.AdvanceDrafter(1, 3, (3,), Pace(1, 9))
 
 
-def test_a_drafter_whose_drafts_are_shown_goes_on() -> None:
-    subject = running()
-    subject.handle(messages.DrafterReady(1, Pace(1, 0)))
-    assert subject.handle(messages.DraftsShown(2, True)) == [], "nobody is there"
-    assert subject.handle(messages.DraftsShown(1, True)) == [messages.AdvanceDrafter(1, 2, (), FIRST_PACE)]
-    assert subject.handle(messages.DraftsShown(1, True)) == []
-    assert subject.handle(messages.DraftsShown(1, False)) == [messages.AdvanceDrafter(1, 2, (), Pace(1, 0))]
-
-
 def test_a_drafter_of_other_weights_draws_in_an_epoch_of_its_own() -> None:
     subject = running()
     before = subject.epoch(weighed=True)
@@ -474,7 +465,6 @@ def test_nothing_follows_the_end() -> None:
         messages.DrafterReady(4),
         messages.DrafterLost(4),
         messages.ProposalArrived(Proposal(4, 0, 2, 0, (1,), 0)),
-        messages.DraftsShown(4, True),
         messages.ClientTook(2),
         messages.Appended(),
         messages.EndRequested(FinishReason.ERROR, "late"),

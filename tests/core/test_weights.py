@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from specwire.core.law.acceptance import choose
+from specwire.core.law.noise import draw_quantised, quantise
 from specwire.core.law.sampling import Sampling
-from specwire.core.law.weights import draw_quantised, quantise
 from specwire.core.messages import MOST_IDS, MOST_KEPT, MOST_TOTAL, PARTS, Weights
 
 

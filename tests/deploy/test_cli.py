@@ -112,7 +112,6 @@ def test_each_command_has_help_without_torch_and_ray() -> None:
             "logprobs_of: says what logprobs are of, which are not asked for",
         ),
         (("x", "--n", "0"), "n: must be from 1 to 64, not 0"),
-        (("x", "--n", "2", "--provisional"), "provisional: is shown of one completion, so n must be 1, not 2"),
         (("x", "--timeout", "nan"), "timeout: must be a positive number of seconds, not nan"),
         (("x", "--slots", "0"), "slots: must be from 1 to 1024, not 0"),
         (("x", "--target-threads", "0"), "threads: must be from 1 to 1024, not 0"),

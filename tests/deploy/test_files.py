@@ -21,7 +21,7 @@ from deploy.cli import main as cli
 from deploy.cli.services import edge
 from deploy.cluster.schema import parse
 from deploy.settings import read_config
-from orchestrator.cli import options_of
+from orchestrator.server import options_of
 from specwire.registry.options import registry_of
 from specwire.rpc.server_options import model_options
 from tests.deploy.files import DEPLOY, KUBERNETES, ROOT, commands, documents, instructions, manifests, mappings, unit

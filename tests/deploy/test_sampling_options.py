@@ -33,7 +33,7 @@ from tests.wait import LIMIT_S
 def request_of(*words: str) -> generation_pb2.GenerateRequest:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_sampling_arguments(parser)
-    parser.set_defaults(json=False, provisional=False, prompt="x", prompt_file=None)
+    parser.set_defaults(json=False, prompt="x", prompt_file=None)
     return generate_request("x", **sampling_options(parser.parse_args(words)))
 
 

@@ -197,7 +197,7 @@ def refusal(*words: str) -> str:
 def test_the_port_for_http_is_told_from_that_for_grpc() -> None:
     with front(TARGET) as door:
         http = door.url.removeprefix("http://")
-        for command in (["generate", "x"], ["chat"], ["top", "--once"]):
+        for command in (["generate", "x"], ["chat"], ["top"]):
             said = refusal(*command, "--address", http)
             assert said == f"{http} speaks HTTP, the other address of its ready line is for gRPC\n"
         with listed(ListedStack("127.0.0.1:50051", door.url, "m", tls=False)):

@@ -96,7 +96,7 @@ def test_a_record_tells_by_what_it_was_trained_and_going_on_keeps_it(
     assert run["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert run["commit"] == commit()
     # What is done already is no part of it.
-    monkeypatch.setattr("specwire.lm.training.record.cpu_model", lambda: "another")
+    monkeypatch.setattr("specwire.lm.training.loop.cpu_model", lambda: "another")
     assert main(command(target, answers, out, "--steps", "4")) == 0
     assert json.loads((out / "training.json").read_text()) == before
     assert main(command(target, answers, out, "--steps", "8")) == 1, "its rate falls already"
@@ -117,7 +117,7 @@ def test_a_part_on_another_machine_is_told_apart(
     with monkeypatch.context() as patched:
         patched.setattr(loop.Optimiser, "step", interrupted)
         assert main(command(target, answers, out, "--steps", "6")) == 130
-    monkeypatch.setattr("specwire.lm.training.record.cpu_model", lambda: "another")
+    monkeypatch.setattr("specwire.lm.training.loop.cpu_model", lambda: "another")
     assert main(command(target, answers, out, "--steps", "6")) == 0
     runs = json.loads((out / "training.json").read_text())["runs"]
     assert [(run["from_step"], run["cpu"]) for run in runs] == [(0, cpu_model()), (2, "another")]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import deploy.cli.main
 import deploy.cli.services.edge
 import deploy.cli.services.registry
-import orchestrator.cli
+import orchestrator.server
 from deploy.commands import CONFIGURABLE
 from deploy.settings import CommandOptions, SettingInvalid
 from deploy.stack.options import stack_options
@@ -37,7 +37,7 @@ BUILDERS: dict[str, tuple[Build, type[ValueError]]] = {
     "draft": (model_options, InvalidParameter),
     "verify": (model_options, InvalidParameter),
     "edge": (deploy.cli.services.edge.options_of, ValueError),
-    "orchestrate": (orchestrator.cli.options_of, ValueError),
+    "orchestrate": (orchestrator.server.options_of, ValueError),
     "registry": (deploy.cli.services.registry.options_of, InvalidParameter),
 }
 SCALARS = [

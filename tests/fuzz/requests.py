@@ -60,7 +60,6 @@ REQUEST: dict[str, Values] = {
     "private": st.booleans(),
     "take_over": st.booleans(),
     "details": st.booleans(),
-    "provisional": st.booleans(),
     "timeout": st.sampled_from([0.001, 5, 0, -1, 1e9]),
     "references": st.lists(texts, max_size=3),
     "prediction": st.fixed_dictionaries({"type": st.just("content"), "content": texts}),

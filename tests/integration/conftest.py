@@ -29,7 +29,6 @@ LONGEST = (
     "test_console",
     "test_vocabularies",
     "test_progress",
-    "test_provisional",
     "test_runtime",
     "test_processes",
     "test_http_clients",

@@ -19,8 +19,7 @@ from specwire.core.law.sampling import log_probabilities as reference_log_p
 from specwire.core.messages import DraftToken
 from specwire.lm.law import sampler
 from specwire.lm.law.logits import log_probabilities
-from specwire.lm.law.noise import LOUD, QUIET, gumbel, loudest, uniform_integers
-from specwire.lm.law.sampler import LogitsSampler, choose
+from specwire.lm.law.sampler import LOUD, QUIET, LogitsSampler, choose, gumbel, loudest, uniform_integers
 
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
 

@@ -58,14 +58,13 @@ ALONE: dict[str, RequestOptions] = {
     "prediction_text": RequestOptions(prediction="7 5 2 9 4 1"),
     "prediction_tokens": RequestOptions(prediction=[7, 5, 2, 9, 4, 1]),
     "references": RequestOptions(references=["7 5 2 9 4 1", [3, 8, 1]]),
-    "provisional": RequestOptions(provisional=True),
     "priority": RequestOptions(priority=7),
     "private": RequestOptions(private=True),
 }
 # Of a request, what says of whom it is asked and by whom, not what for.
 # `sources` says what `drafting` says.
 NO_OPTIONS = {"text", "tokens", "chat", "sampling", "stopping", "request_id", "parent", "whole_prompt", "model"}
-NO_OPTIONS |= {"take_over", "note", "sources"}
+NO_OPTIONS |= {"take_over", "note", "sources", "provisional"}
 # Two names of the temperature's own rule; what the other rules are is no matter of options.
 RULES = {0.0: "greedy", 0.9: "coupled"}
 
@@ -177,7 +176,7 @@ async def test_each_option_alone(base: RequestOptions) -> None:
     found = await asked(lambda: compared(wishes), both_drafted)
     changed = {name for name, done in found.items() if told(done[0]) != told(found["nothing"][0])}
     filters = {"top_k", "top_p", "min_p", "seed", "choice"}
-    of_speed = {"prediction_text", "prediction_tokens", "references", "provisional", "priority", "private"}
+    of_speed = {"prediction_text", "prediction_tokens", "references", "priority", "private"}
     fits = {"fit_context"}  # LENGTH does
     assert not changed & (of_speed | fits)
     assert set(ALONE) - changed <= {"nothing", "temperature"} | of_speed | fits | (filters if base is GREEDY else set())

@@ -8,8 +8,8 @@ import asyncio
 import grpc
 import pytest
 
-from orchestrator.cli import add_arguments, options_of
 from orchestrator.options import LONGEST_S, OrchestratorOptions
+from orchestrator.server import add_arguments, options_of
 from orchestrator.session import appender as leases
 from orchestrator.store import DeletedSession
 from orchestrator.store.sqlite import SqliteStore

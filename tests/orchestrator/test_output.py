@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from orchestrator.session.output import MOST_REPORTED, Cursor, Output, Replay
 from specwire.core.messages import Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
-from specwire.core.provisional import ProvisionalDraft
 from specwire.text import OutputText
 from tests.text.tokenizers_for_tests import byte_level
 
@@ -52,72 +50,10 @@ async def test_reports_come_in_pieces_that_a_message_can_hold() -> None:
     told = tuple(TokenLogprobs(-float(token)) for token in tokens)
     output.add(Emit(1, tokens, (D,) * count, "x" * count, ends, ends, told))
     output.finish(EmitEnd(End(FinishReason.LENGTH, "", count), ""))
-    pieces = [piece async for piece in output.follow(Cursor()) if isinstance(piece, Emit)]
+    pieces = [piece async for piece in output.follow(Cursor())]
     assert [len(piece.tokens) for piece in pieces] == [MOST_REPORTED, MOST_REPORTED, 5]
     assert tuple(each for piece in pieces for each in piece.logprobs) == told
     assert [(piece.position, len(piece.text)) for piece in pieces[1:]] == [
         (1 + MOST_REPORTED, MOST_REPORTED),
         (1 + 2 * MOST_REPORTED, 5),
     ]
-
-
-class Guesses:
-    """What a test says is provisional."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self.newest = ProvisionalDraft(2, (), "")
-
-    def now(self) -> ProvisionalDraft:
-        return self.newest
-
-    def say(self, position: int, *tokens: int) -> ProvisionalDraft:
-        self.newest = ProvisionalDraft(position, tokens, "?" * len(tokens))
-        self._output.wake()
-        return self.newest
-
-
-async def following(reader: AsyncIterator[Emit | ProvisionalDraft]) -> Emit | ProvisionalDraft:
-    return await asyncio.wait_for(anext(reader), 60.0)
-
-
-async def test_a_reader_that_was_away_gets_pieces_first_and_of_the_guesses_the_newest() -> None:
-    output = Output(2)
-    guesses = Guesses(output)
-    reader = output.follow(Cursor(), guesses)
-    guesses.say(2, 5)
-    assert await following(reader) == guesses.newest
-    guesses.say(2, 5, 6)
-    output.add(Emit(2, (5,), (D,), "a", (1,), (1,)))
-    guesses.say(3, 6, 7)
-    newest = guesses.say(3, 6, 7, 8)
-    piece = await following(reader)
-    assert isinstance(piece, Emit)
-    assert piece.tokens == (5,)
-    assert await following(reader) == newest
-    guesses.say(3)
-    assert await following(reader) == ProvisionalDraft(3, (), "")
-    output.finish(EmitEnd(End(FinishReason.LENGTH, "", 1), ""))
-    assert [each async for each in reader] == []
-
-
-async def test_what_is_not_news_is_not_told() -> None:
-    output = Output(2)
-    guesses = Guesses(output)
-    reader = output.follow(Cursor(), guesses)
-    waiting = asyncio.ensure_future(following(reader))
-    await asyncio.sleep(0)
-    guesses.say(2)  # nothing, after nothing
-    await asyncio.sleep(0)
-    output.add(Emit(2, (5,), (D,), "a", (1,), (1,)))
-    guesses.say(3)
-    assert isinstance(await waiting, Emit)
-    newest = guesses.say(3, 6)
-    assert await following(reader) == newest
-    waiting = asyncio.ensure_future(following(reader))
-    await asyncio.sleep(0)
-    guesses.say(3, 6)
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    last = guesses.say(3, 7)
-    assert await waiting == last

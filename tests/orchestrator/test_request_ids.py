@@ -126,7 +126,7 @@ async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> 
                 await client.complete(prompt, **options)
             assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
             assert refused.value.message.startswith("request_id: 'mine' stands for another request")
-        again = await client.complete(PROMPT, **asked, provisional=True)
+        again = await client.complete(PROMPT, **asked)
     assert again.session_id == done.session_id
 
 

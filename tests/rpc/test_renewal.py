@@ -28,8 +28,7 @@ from specwire.rpc.keys import Keys, Token, read_keys, read_peer_token, show, tex
 from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import AccessPolicy, RunningServer, serve
 from specwire.rpc.tls import ClientTls, client_tls, is_issued, server_tls
-from specwire.telemetry.listener import listen
-from specwire.telemetry.metrics import Registry
+from specwire.telemetry.metrics import Registry, listen
 from tests.rpc.byte_server import method, service
 from tests.wait import until
 

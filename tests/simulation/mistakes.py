@@ -100,7 +100,7 @@ MISTAKES = [
     Mistake(log.ready_without_a_log, "it is ready, and its log", scenarios=made.cancelled_in_an_outage),
     Mistake(log.session_begun_without_memory, "that cannot be logged", scenarios=made.out_of_memory),
     # Requests, and what clients are told
-    Mistake(requests.stop_string_overlooked_at_an_append_s_end, "the log ends"),
+    Mistake(requests.stop_string_overlooked_at_an_append_s_end, "the log ends", first=13),
     Mistake(
         requests.tokens_after_the_end_of_an_accepted_run,
         "a verifier decided what cannot be",

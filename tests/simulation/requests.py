@@ -43,7 +43,6 @@ class SimRequest:
     stop: tuple[str, ...] = ()
     request_id: str = ""
     drafting: int = 0
-    provisional: bool = False
     timeout: float | None = None
     cancel_after: int | None = None
     leave_after: int | None = None
@@ -118,12 +117,12 @@ class SimRequest:
 
 # What of a request is about one call.
 CALL: dict[str, Any] = {
-    "start": 0.0, "at": 0, "reading": 0.0, "library": False, "provisional": False, "timeout": None,
+    "start": 0.0, "at": 0, "reading": 0.0, "library": False, "timeout": None,
     "cancel_after": None, "leave_after": None, "delete_after": None,
 }  # fmt: skip
 # Options that are called what they are called here.
 NAMES = (
-    "max_tokens", "temperature", "seed", "stop", "request_id", "provisional", "rule", "top_k", "top_p", "min_p",
+    "max_tokens", "temperature", "seed", "stop", "request_id", "rule", "top_k", "top_p", "min_p",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_ids", "ignore_eos", "min_tokens", "logprobs",
     "echo", "priority",
 )  # fmt: skip
@@ -190,7 +189,6 @@ def _random_request(
         stop=random.choice(STOPS),
         request_id=f"request-{random.choice((number, 0))}" if named else "",
         drafting=random.choice((0, 0, 0, 1, 2, 3, 4)),
-        provisional=random.random() < 0.2,
         timeout=round(random.uniform(0.2, 3.0), 3) if random.random() < 0.1 else None,
         cancel_after=random.randrange(length) if random.random() < 0.1 else None,
         leave_after=random.randrange(length) if random.random() < 0.1 else None,

@@ -13,8 +13,17 @@ from bench.harness.certificates import Authority
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.server import ListenError
 from specwire.rpc.server_options import check_metrics
-from specwire.telemetry.listener import MOST_HEAD_BYTES, listen
-from specwire.telemetry.metrics import Families, Registry, by_label, counter, gauge, histogram, process_families
+from specwire.telemetry.metrics import (
+    MOST_HEAD_BYTES,
+    Families,
+    Registry,
+    by_label,
+    counter,
+    gauge,
+    histogram,
+    listen,
+    process_families,
+)
 from specwire.telemetry.tally import Histogram
 from tests.wait import until
 
@@ -169,7 +178,7 @@ async def test_stopping_ends_connections_that_say_nothing() -> None:
 
 
 async def test_who_asks_and_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specwire.telemetry.listener.REQUEST_LIMIT_S", 0.1)
+    monkeypatch.setattr("specwire.telemetry.metrics.REQUEST_LIMIT_S", 0.1)
     registry = Registry()
     registry.add("verifier", lambda: [counter("steps_total", "x" * (32 << 20), 3)])  # more than any socket takes
     listener = await listen(registry, "127.0.0.1:0")

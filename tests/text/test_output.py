@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specwire.text import Detokenizer, OutputText, encode
-from specwire.text.tokenizer import BYTE_OF
-from tests.text.tokenizers_for_tests import ALL, byte_level, id_of, sentencepiece_like
+from specwire.text import OutputText, encode
+from tests.text.tokenizers_for_tests import byte_level, id_of, sentencepiece_like
 
 
 def test_kept_ends_with_the_token_that_completes_the_stop() -> None:
@@ -73,44 +71,3 @@ def test_no_stop_counts_that_is_completed_before_min_tokens(data: st.DataObject)
         assert (release.text, release.kept, output.stopped_at) == (text[:start], ends[0], start)
     else:
         assert (release.text + output.finish(), release.kept, output.stopped_at) == (text, len(tokens), None)
-
-
-def test_a_peek_shows_what_may_begin_a_stop_but_nothing_of_a_complete_one() -> None:
-    tokenizer = byte_level()
-    output = OutputText(tokenizer, ["b;"])
-    assert output.push(encode(tokenizer, "ab")).text == "a"
-    assert output.peek([]).text == "b"
-    assert output.peek(encode(tokenizer, "c")).text == "bc"
-    stopped = output.peek([id_of(tokenizer, token) for token in (";", "c")])
-    assert (stopped.text, stopped.kept, stopped.stopped_at) == ("", 1, 1)
-
-
-def test_a_peek_shows_no_half_character() -> None:
-    tokenizer = byte_level()
-    alphabet = {byte: id_of(tokenizer, character) for character, byte in BYTE_OF.items()}
-    first, *others = [alphabet[byte] for byte in "\U0001f642".encode()]
-    output = OutputText(tokenizer)
-    output.push([first])
-    assert output.peek(others[:2]).text == ""
-    assert output.peek(others).text == "\U0001f642"
-
-
-@pytest.mark.parametrize("family", ALL)
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_a_peek_changes_nothing_and_goes_on_where_the_released_text_ends(family: str, data: st.DataObject) -> None:
-    tokenizer = ALL[family]()
-    tokens = st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=20)
-    seen, following = data.draw(tokens), data.draw(tokens)
-    stops = data.draw(st.lists(st.sampled_from(["e", "th", "\n", "ing ", "\ufffd"]), max_size=3))
-    output, twin = OutputText(tokenizer, stops), OutputText(tokenizer, stops)
-    released = output.push(seen).text
-    twin.push(seen)
-    shown = output.peek(following)
-    real = output.push(following)
-    assert real == twin.push(following)
-    assert output.finish() == twin.finish()
-    assert (shown.kept, shown.stopped_at, shown.text_ends) == (real.kept, real.stopped_at, real.text_ends)
-    detokenizer = Detokenizer(tokenizer)
-    text = "".join(map(detokenizer.push, seen + following))
-    assert released + shown.text == text[: shown.stopped_at]

@@ -17,7 +17,7 @@ from specwire.core.verify.text_sources import NgramSource
 from specwire.lm import load_model
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 from tests.verify_service.test_shared_texts import LENGTH, PROMPT, SPEC
-from verify_service.known_texts import known_texts
+from verify_service.server import known_texts
 
 VOCABULARY = 2000
 

@@ -31,8 +31,7 @@ from tests.verify_service.tenants import ENDLESS, PROMPT, big, decided, floods, 
 from tests.wait import until
 from verify_service.engine.sessions import PARK_AFTER_US
 from verify_service.engine.shares import TenantLimits, TenantShares
-from verify_service.server import RunningVerifier, start
-from verify_service.tenants import TenantTable, tenants_of
+from verify_service.server import RunningVerifier, TenantTable, start, tenants_of
 
 
 def test_a_flood_of_sessions_costs_a_neighbour_its_share_only() -> None:

@@ -18,7 +18,7 @@ from types import FrameType
 
 from deploy.cli.clients.generate import add_sampling_arguments, check_timeout, sampling_options, shown, summary
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
-from deploy.cli.terminal import ProvisionalTail, dim, is_terminal, painter, wants_colour
+from deploy.cli.terminal import dim, painter, wants_colour
 from deploy.settings import PREFIX
 from deploy.stack.options import StackError
 from deploy.stack.processes import BlockingChild, environment
@@ -53,9 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="of an answer (default: %(default)s s)"
     )
-    parser.add_argument(
-        "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
-    )
     add_sampling_arguments(parser, several=False, max_tokens=MOST_TOKENS)
     add_address_arguments(parser, references=False)
 
@@ -70,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
         say(f"specwire chat: error: {error}")
         return 2
     options["drafting"], options["ngram"] = not args.no_draft, not args.no_ngram
-    options["provisional"] = args.provisional and is_terminal()
     options["model"] = args.model
     signal.signal(signal.SIGTERM, _leave)
     words = words_of(STACK, vars(args)) + ([f"--chat-template={args.chat_template}"] if args.chat_template else [])
@@ -221,7 +217,7 @@ class Reply:
         consuming.cancel()
 
     async def _consume(self) -> None:
-        paint, tail = painter(), ProvisionalTail()
+        paint = painter()
         over = False
         try:
             events = self._client.generate(self._chat, timeout=self._timeout, **self._options)
@@ -229,10 +225,10 @@ class Reply:
                 async for event in events:
                     self._partial.add(event)
                     over = isinstance(event, Finished)
-                    print(shown(event, paint, tail), end="", flush=True)
+                    print(shown(event, paint), end="", flush=True)
         finally:
             if not over:
-                print(tail.show(""), flush=True)
+                print(flush=True)
 
 
 def _read(terminal: bool) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploy.cli.main import run_owned
 from deploy.cli.stack_address import StackAddress, add_address_arguments, explained, say_what_starts, stack_address_of
-from deploy.cli.terminal import Painter, ProvisionalTail, is_terminal, number, painter
+from deploy.cli.terminal import Painter, number, painter
 from deploy.stack import stack
 from deploy.stack.options import StackError
 from specwire.client import (
@@ -22,7 +22,6 @@ from specwire.client import (
     Event,
     Finished,
     PromptEcho,
-    Provisional,
     SpecwireError,
     Started,
     Stats,
@@ -70,9 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    parser.add_argument(
-        "--provisional", action="store_true", help="on a terminal, show drafts underlined until they are decided"
-    )
     add_address_arguments(parser, references=False)
 
 
@@ -82,8 +78,6 @@ def run(args: argparse.Namespace) -> int:
     except InvalidParameter as error:
         say(f"specwire generate: error: {error}")
         return 2
-    if args.provisional and not args.json and not is_terminal():
-        say("specwire generate: --provisional: stdout is not a terminal, decided text only")
     return run_owned("generate", lambda folder: _generate(request, folder))
 
 
@@ -93,7 +87,6 @@ def request_of(args: argparse.Namespace) -> GenerateCall:
     check_timeout(args.timeout)
     where = stack_address_of(args)
     options["drafting"], options["ngram"] = not args.no_draft, not args.no_ngram
-    options["provisional"] = args.provisional and not args.json and is_terminal()
     options["model"] = args.model
     return GenerateCall(_prompt(args), options, args.n, args.timeout, where, args.json)
 
@@ -174,30 +167,24 @@ async def stack_at(command: str, where: StackAddress, folder: Path) -> AsyncIter
 
 async def _stream(client: AsyncClient, request: GenerateCall) -> Completion:
     """Show the text as it comes, unless the whole is wanted as JSON."""
-    paint, tail, gathered = painter(), ProvisionalTail(), PartialCompletion()
-    try:
-        async with aclosing(client.generate(request.prompt, timeout=request.timeout, **request.options)) as events:
-            async for event in events:
-                gathered.add(event)
-                if not request.as_json:
-                    print(shown(event, paint, tail), end="", flush=True)
-    finally:
-        print(tail.show(""), end="", flush=True)
+    paint, gathered = painter(), PartialCompletion()
+    async with aclosing(client.generate(request.prompt, timeout=request.timeout, **request.options)) as events:
+        async for event in events:
+            gathered.add(event)
+            if not request.as_json:
+                print(shown(event, paint), end="", flush=True)
     return gathered.completion()
 
 
-def shown(event: Event, painter: Painter, tail: ProvisionalTail) -> str:
+def shown(event: Event, painter: Painter) -> str:
     """Return what an event makes a terminal, or a file, get."""
     match event:
         case Started():
-            echoed = _echoed(event.prompt)
-            return tail.decided(echoed, painter.plain(echoed))
+            return painter.plain(_echoed(event.prompt))
         case Chunk():
-            return tail.decided(event.text, painter.chunk(event))
-        case Provisional():
-            return tail.show(event.text)
+            return painter.chunk(event)
         case Finished():
-            return tail.decided(event.text, painter.text(event.text)) + tail.show("") + "\n"
+            return painter.text(event.text) + "\n"
 
 
 def tokens_per_second(completion: Completion) -> float:
@@ -278,7 +265,7 @@ DEFAULT_TOKENS = 128
 def add_sampling_arguments(
     parser: argparse.ArgumentParser, several: bool = True, max_tokens: int = DEFAULT_TOKENS
 ) -> None:
-    """What `sampling_options` reads, PROMPT, --prompt-file, --json and --provisional apart.
+    """What `sampling_options` reads, PROMPT, --prompt-file and --json apart.
 
     several: also what concerns the whole output; without it prompts are lines from stdin.
     max_tokens: by default, as far as the context has room.
@@ -463,8 +450,6 @@ def _check(args: argparse.Namespace) -> None:
         raise InvalidParameter("stop", "must not be empty")
     if not 1 <= args.n <= MOST_COMPLETIONS:
         raise InvalidParameter("n", f"must be from 1 to {MOST_COMPLETIONS}, not {args.n}")
-    if args.n > 1 and args.provisional:
-        raise InvalidParameter("provisional", f"is shown of one completion, so n must be 1, not {args.n}")
     if args.logprobs is not None and not args.json:
         raise InvalidParameter("logprobs", "are told with --json only")
 

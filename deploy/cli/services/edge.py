@@ -15,11 +15,11 @@ import orchestrator.server
 from deploy.stack.options import StackError
 from deploy.stack.stack import check_all_free, vocabulary_of
 from draft_service.service import DrafterThread, DraftHandler, OrchestratorLink
-from orchestrator.cli import serving_options
 from orchestrator.options import OrchestratorOptions, and_http
 from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.peers.peer import DrafterPeer
 from orchestrator.pool import StartError
+from orchestrator.server import serving_options
 from orchestrator.sessions import Orchestrator
 from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options

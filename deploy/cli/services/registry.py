@@ -24,8 +24,7 @@ from specwire.rpc.server_options import (
     filled,
 )
 from specwire.rpc.tls import ServerTls, server_tls
-from specwire.telemetry.listener import MetricsListener, listen
-from specwire.telemetry.metrics import Families, Registry, gauge, process_families
+from specwire.telemetry.metrics import Families, MetricsListener, Registry, gauge, listen, process_families
 from specwire.telemetry.options import telemetry_of
 from specwire.v1 import registry_pb2, registry_pb2_grpc
 

@@ -559,9 +559,6 @@ class Answer:
                 return self._first(index, choice, part)
             case pb.Chunk():
                 return self._chunk(index, choice, part)
-            case pb.Provisional():
-                guess = {"position": part.position, "tokens": list(part.tokens), "text": part.text}
-                return [self._part(index, self._shapes[index].delta(""), None, None, {"provisional": guess})]
             case pb.Finished():
                 return self._last(index, choice, part)
 

@@ -16,10 +16,9 @@ from orchestrator.admission import MOST_REQUEST_ID
 from orchestrator.api.calls import merged
 from orchestrator.api.requests import check_copies, check_size, checked_request_id, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
-from orchestrator.chat.answer import AnswerForm, demand
+from orchestrator.chat.answer import demand
 from orchestrator.chat.fields import is_ids, shown
-from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import take_talk
+from orchestrator.chat.talk import check_count, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.answers import (
@@ -67,19 +66,17 @@ class Completions:
         request = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
-        prompt = await self._service.prompt(served, talk, aside)
-        form = AnswerForm.of(served.family, talk, prompt)
-        constraint = await talk.tools.constraint(served.family, form.thinking)
-        demand(request.template.sampling, constraint, form.thinking)
-        shape = ChatShape() if form.plain else ParsedChatShape(form)
+        chat = await self._service.chat(served, talk, aside)
+        demand(request.template.sampling, chat.constraint, chat.form.thinking)
+        shape = ChatShape() if chat.form.plain else ParsedChatShape(chat.form)
         try:
-            return await self._answer(call, shape, request, served, [prompt])
+            return await self._answer(call, shape, request, served, [chat.text])
         except (InvalidParameter, StatusError) as error:
             failure, asked = failure_of(error), {"prompt": "messages"}
             if newer:
                 asked["max_tokens"] = "max_completion_tokens"
-            if constraint is not None:
-                asked[constraint.kind] = "tools"
+            if chat.constraint is not None:
+                asked[chat.constraint.kind] = "tools"
             failure.param = asked.get(failure.param or "", failure.param)  # what the session's own was made of
             raise failure from None
 

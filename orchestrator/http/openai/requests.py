@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.chat.fields import Fields, made_constraint, shown
-from orchestrator.chat.messages import check_count, text_of
+from orchestrator.chat.talk import check_count, text_of
 from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
 from specwire.core.law.constraint import MOST_CHOICES as MOST_TEXTS
 from specwire.core.law.constraint import Constraint, ConstraintKind
@@ -304,8 +304,6 @@ def _request(
     request_id = fields.text("request_id") or request_id
     template = _template(fields, sampling, stopping, request_id)
     template.model = model or ""
-    if template.provisional and not stream:
-        raise InvalidParameter("provisional", "is shown in streams only")
     _without_effect(fields)
     include_usage, usage_so_far = _usage_wanted(fields, stream)
     return CompletionRequest(
@@ -388,7 +386,6 @@ def _template(
         sources=sources,
         request_id=request_id,
         take_over=fields.flag("take_over"),
-        provisional=fields.flag("provisional"),
         parent=fields.text("parent"),
         priority=fields.whole("priority", least=-100, most=100),
         prediction_text=take_prediction(fields),

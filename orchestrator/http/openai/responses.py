@@ -22,8 +22,7 @@ from orchestrator.api.calls import merged
 from orchestrator.api.existing_sessions import cancel, delete, read_again, runs
 from orchestrator.chat.answer import demand
 from orchestrator.chat.fields import Fields, shown
-from orchestrator.chat.messages import check_count
-from orchestrator.chat.talk import take_talk
+from orchestrator.chat.talk import check_count, take_talk
 from orchestrator.http.endpoint import Call, HttpService, Served
 from orchestrator.http.errors import INVALID, Failure, failure_of
 from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream
@@ -267,11 +266,10 @@ class Responses:
         if previous is not None:
             request.template.parent, request.template.whole_prompt = _session_of(previous), True
         served = await self._service.served_for(request.template, call.tenant)
-        prompt = await self._service.prompt(served, talk, self._admission.of(call.tenant, size))
-        thinking = talk.opens_thought(prompt, served.family)
-        demand(request.template.sampling, await talk.tools.constraint(served.family, thinking), thinking)
-        note = replace(note, names=[each.name for each in talk.tools.functions], thinking=thinking)
-        asked = request.for_prompt(prompt)
+        told = await self._service.chat(served, talk, self._admission.of(call.tenant, size))
+        demand(request.template.sampling, told.constraint, told.form.thinking)
+        note = replace(note, names=[each.name for each in talk.tools.functions], thinking=bool(told.form.thinking))
+        asked = request.for_prompt(told.text)
         asked.note = await self._admission.aside(call.tenant, size, str, note)
         seeds = await self._service.handler.seeds.of(request.template, call.tenant)
         more: dict[str, Any] = {"traceparent": call.headers.get(TRACEPARENT, ""), "target": served.target}

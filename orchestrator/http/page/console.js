@@ -22,7 +22,6 @@ function request(drafting) {
   const asked = { prompt: of("prompt").value, drafting };
   for (const name of ["max_tokens", "temperature", "top_p", "seed"]) if (of(name).value !== "") asked[name] = Number(of(name).value);
   if (of("rule").value) asked.rule = of("rule").value;
-  if (of("provisional").checked && drafting !== "off") asked.provisional = true;
   return asked;
 }
 

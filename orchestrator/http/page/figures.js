@@ -99,7 +99,7 @@ function forwards(count) {
 
 export function legend(of, session) {
   of("legend").replaceChildren(
-    ...[...LEGEND, ...(session.guess ? [["guess", "provisional: a drafter's guess"]] : [])].map(([name, label]) => {
+    ...LEGEND.map(([name, label]) => {
       const item = document.createElement("li"), mark = document.createElement("i"), count = document.createElement("b");
       item.className = name;
       count.textContent = session.counts[name] ?? "";

@@ -10,7 +10,6 @@ export class Session {
   constructor() {
     this.points = []; // the released text, by code points
     this.tokens = []; // {position, id, outcome, end, logprob, verdict, atUs}
-    this.guess = "";
     // As told, and of each token: `fates` (pending, accepted, waiting, refused, pruned or late), `positions`, `parents`,
     // and `ranks` among those of the same parent.
     this.proposed = [];
@@ -41,9 +40,6 @@ export class Session {
       case "chunk":
         this.#extend(event);
         break;
-      case "provisional":
-        this.guess = event.text;
-        break;
       case "proposed":
         this.#propose(event);
         break;
@@ -52,7 +48,6 @@ export class Session {
         break;
       case "finished":
         this.points.push(...event.text);
-        this.guess = "";
         this.finished = event;
         break;
     }
@@ -81,7 +76,6 @@ export class Session {
 
   #extend(chunk) {
     this.points.push(...chunk.text);
-    this.guess = "";
     this.firstUs ??= chunk.at_us;
     this.lastUs = chunk.at_us;
     chunk.tokens.forEach((id, i) => {

@@ -17,17 +17,13 @@ export class TokenText {
     this.spans = [];
     this.settled = 0;
     this.current = -1;
-    this.guess = null;
   }
 
   show(session) {
     this.session = session;
     const follow = this.pre.scrollTop + this.pre.clientHeight >= this.pre.scrollHeight - 8;
-    this.guess?.remove();
-    this.guess = null;
     for (let i = this.settled; i < session.tokens.length; i++) this.#token(i, session);
     while (this.settled < session.tokens.length && session.tokens[this.settled].end <= session.points.length) this.settled++;
-    if (session.guess) this.#guessed(session.guess);
     this.speed.value = session.lastUs ? `${session.tokensPerSecond.toFixed(0)} tokens/s` : "";
     if (follow) this.pre.scrollTop = this.pre.scrollHeight;
   }
@@ -43,13 +39,6 @@ export class TokenText {
       this.pre.append(this.spans[i]);
     }
     this.spans[i].textContent = text;
-  }
-
-  #guessed(text) {
-    this.guess = document.createElement("span");
-    this.guess.className = "guess";
-    this.guess.textContent = text;
-    this.pre.append(this.guess);
   }
 
   #point(target) {

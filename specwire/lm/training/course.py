@@ -19,9 +19,8 @@ from specwire.lm.heads.eagle3 import TAPS, Eagle3, Eagle3Config
 from specwire.lm.pretrained import CPU, pretrained
 from specwire.lm.training.chains import guessed, own_ids_of
 from specwire.lm.training.kept_texts import KeptText, KeptTexts, batches, parted
-from specwire.lm.training.loop import Learnt, Schedule, draft_ids, repeat
+from specwire.lm.training.loop import Learnt, Schedule, draft_ids, repeat, this_run, write_record
 from specwire.lm.training.own_answers import ANSWERS, SEED, answers_of
-from specwire.lm.training.record import this_run, write_record
 from specwire.named_models import located
 
 WARM_UP = 50

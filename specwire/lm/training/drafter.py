@@ -27,9 +27,8 @@ from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.training.chains import distilled
 from specwire.lm.training.course import HELD_OUT_TOKENS, SOFT, schedule_of
 from specwire.lm.training.kept_texts import KeptText, KeptTexts, TextBatch, batches, parted
-from specwire.lm.training.loop import Learnt, repeat
+from specwire.lm.training.loop import Learnt, repeat, this_run, write_record
 from specwire.lm.training.own_answers import ANSWERS, SEED, answers_of
-from specwire.lm.training.record import this_run, write_record
 from specwire.named_models import located
 
 # Positions of a chain that are measured.

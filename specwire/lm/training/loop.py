@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -13,9 +15,10 @@ import torch
 from torch import nn
 
 from specwire.core.model import ModelError
-from specwire.files import replaced
+from specwire.files import replaced, write_text
 from specwire.lm.model_config import first_line
 from specwire.progress import LAST_LINE, ProgressBar
+from specwire.provenance import commit, cpu_model, versions
 
 # What a step learns of.
 Lessons = TypeVar("Lessons")
@@ -178,3 +181,31 @@ def draft_ids(counts: torch.Tensor, most: int) -> torch.Tensor:
     """The offsets `d2t` of the `most` ids that occur most often. counts: of each id of the target's vocabulary."""
     ids = counts.argsort(descending=True, stable=True)[:most].sort().values
     return ids - torch.arange(most)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is kept beside a head or drafter that was trained: by which arguments, on what, and how right it became.
+
+RECORD = "training.json"
+PACKAGES = ("specwire", "torch", "transformers", "safetensors", "tokenizers", "numpy")
+
+
+def this_run() -> dict[str, Any]:
+    """What a training runs on here and now."""
+    return {
+        "cpu": cpu_model(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "packages": versions(PACKAGES),
+        "commit": commit(),
+    }
+
+
+def write_record(
+    folder: Path, seed: int, arguments: Mapping[str, Any], trained: Trained, further: Mapping[str, Any] | None = None
+) -> None:
+    """Into the folder of what was trained. arguments: by names for the user. further: what else was measured."""
+    curve = [{"step": step, "by_position": shares} for step, shares in trained.curve]
+    record = {"seed": seed, "arguments": dict(arguments), "runs": trained.runs, "held_out_acceptance": curve}
+    record |= further or {}
+    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")

@@ -61,7 +61,6 @@ FIELDS = [
     "private",
     "logprobs_of",
     "details",
-    "provisional",
     "take_over",
     "response_format",
     "structured_outputs",

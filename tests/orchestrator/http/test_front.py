@@ -315,17 +315,16 @@ def test_a_prediction_is_grpcs_too(door: Front) -> None:
             client.complete(PROMPT, prediction=[64], timeout=LIMIT_S)
 
 
-def test_details_and_provisional_text(door: Front) -> None:
+def test_details(door: Front) -> None:
     wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
 
     def details_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [choice["specwire"] for event in events for choice in event["choices"] if "specwire" in choice]
 
     def drafted(events: list[dict[str, Any]]) -> bool:
-        shown = any(each["provisional"]["text"] for each in details_of(events) if "provisional" in each)
-        return shown and details_of(events)[-1]["stats"]["accepted"] > 0
+        return bool(details_of(events)[-1]["stats"]["accepted"])
 
-    events = asked_blocking(lambda: door.events(COMPLETIONS, **wish, details=True, provisional=True), drafted)
+    events = asked_blocking(lambda: door.events(COMPLETIONS, **wish, details=True), drafted)
     more = details_of(events)
     assert [token for each in more for token in each.get("tokens", [])] == plain(TARGET, PROMPT, 30)
     outcomes = [outcome for each in more for outcome in each.get("outcomes", [])]
