@@ -13,10 +13,10 @@ from functools import cache
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from specwire.core.model import INT8_DYNAMIC, NONE, Feed
 from specwire.lm.kv_cache import Runner
+from specwire.lm.model_config import CausalModel
 from specwire.lm.rounding import GROUP, Int8Linear
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import PROBE_TOLERANCE, LinearWeights
@@ -158,7 +158,7 @@ class OpenvinoRunner(OverPages, Runner):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: CausalModel,
         slots: int,
         context: int,
         vocabulary: int,
