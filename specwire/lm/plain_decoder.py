@@ -52,6 +52,15 @@ class Output(NamedTuple):
     logits: torch.Tensor
 
 
+def _linear(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
+    """Nothing is drawn for it. (`to_empty` does as much, and imports all that torch compiles by.)"""
+    made = nn.Linear(inputs, outputs, bias, device="meta")
+    made.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
+    if bias:
+        made.bias = nn.Parameter(torch.empty(outputs, dtype=dtype))
+    return made
+
+
 class Norm(nn.Module):
     """The root-mean-square norm, in float32."""
 
@@ -73,7 +82,7 @@ class Rotation(nn.Module):
         super().__init__()
         said = config.rope_parameters
         self.rope_type: str = said["rope_type"]
-        steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
+        steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         slower = said["factor"] if self.rope_type == LINEAR else 1.0
         self.inv_freq = 1.0 / said["rope_theta"] ** steps / slower
 
@@ -91,10 +100,10 @@ class Attention(nn.Module):
         hidden = config.hidden_size
         queries, keys = (n * self.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         inner = family.inner_bias or config.attention_bias
-        self.q_proj = nn.Linear(hidden, queries, inner, dtype=dtype)
-        self.k_proj = nn.Linear(hidden, keys, inner, dtype=dtype)
-        self.v_proj = nn.Linear(hidden, keys, inner, dtype=dtype)
-        self.o_proj = nn.Linear(queries, hidden, config.attention_bias, dtype=dtype)
+        self.q_proj = _linear(hidden, queries, inner, dtype)
+        self.k_proj = _linear(hidden, keys, inner, dtype)
+        self.v_proj = _linear(hidden, keys, inner, dtype)
+        self.o_proj = _linear(queries, hidden, config.attention_bias, dtype)
         norms = (Norm(self.head_dim, config.rms_norm_eps, dtype) if family.head_norms else None for _ in range(2))
         self.q_norm, self.k_norm = norms
 
@@ -123,9 +132,9 @@ class Mlp(nn.Module):
     def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(hidden, inner, bias, dtype=dtype)
-        self.up_proj = nn.Linear(hidden, inner, bias, dtype=dtype)
-        self.down_proj = nn.Linear(inner, hidden, bias, dtype=dtype)
+        self.gate_proj = _linear(hidden, inner, bias, dtype)
+        self.up_proj = _linear(hidden, inner, bias, dtype)
+        self.down_proj = _linear(inner, hidden, bias, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -148,7 +157,8 @@ class DecoderLayer(nn.Module):
 class Body(nn.Module):
     def __init__(self, config: DecoderConfig, family: Family, dtype: torch.dtype) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        unfilled = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.embed_tokens = nn.Embedding.from_pretrained(unfilled)
         self.layers = nn.ModuleList(DecoderLayer(config, family, dtype) for _ in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps, dtype)
         self.rotary_emb = Rotation(config)
@@ -185,10 +195,8 @@ class PlainDecoder(nn.Module):
         super().__init__()
         self.config, family = config, FAMILIES[config.model_type]
         self.architecture = family.architecture
-        with torch.device("meta"):  # nothing is drawn
-            self.model = Body(config, family, dtype)
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
-        self.to_empty(device="cpu")
+        self.model = Body(config, family, dtype)
+        self.lm_head = _linear(config.hidden_size, config.vocab_size, False, dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
