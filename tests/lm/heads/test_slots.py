@@ -358,13 +358,10 @@ def test_the_target_s_rows_are_the_same_bits_whether_it_is_tapped_or_not(runtime
         assert lm.runner._graph._quiet is lm.runner._graph._telling
 
 
-@pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not there")
 @pytest.mark.parametrize("most_bytes", [1 << 30, 0])
 def test_openvino_has_a_small_graph_twice_where_its_taps_themselves_are_told(
     most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specwire.lm.runners.openvino.runner import OpenvinoRunner
-
     monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 0)
     monkeypatch.setattr("specwire.lm.runners.openvino.graph.MOST_COPIED_BYTES", most_bytes)
     model, text = models.build(models.config("qwen3")), [3, 17, 44, 8, 29]

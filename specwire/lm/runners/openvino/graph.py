@@ -386,8 +386,8 @@ class PagedGraph:
     multiplied otherwise in forwards of several rows, so that this does not hold for them.)
 
     Where a small graph that tells less is given, it is compiled, too, over the same caches, for the forwards of which
-    nothing else is asked. Plain steps and windows share one compilation: weights of two would push each other out of the processor's
-    caches, which costs more than changes of shape.
+    nothing else is asked. Plain steps and windows share one compilation: weights of two would push each other out of
+    the processor's caches, which costs more than changes of shape.
     """
 
     def __init__(
