@@ -8,7 +8,7 @@ The format keeps a model's shape as entries `ARCHITECTURE.KEY`, and weights unde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ def config_of(file: GgufFile) -> ModelConfig:
     said = _said(file)
     kind = ARCHITECTURES[file.architecture].model_type
     if kind in FAMILIES and said["rope_parameters"]["rope_type"] in (DEFAULT, LINEAR):
-        return DecoderConfig(kind, **said)
+        return _made(file, DecoderConfig, kind, said)
     return full_config_of(file)
 
 
@@ -100,9 +100,13 @@ def full_config_of(file: GgufFile) -> ModelConfig:
     from transformers import AutoConfig  # see `model_config.CausalModel`
 
     said = _said(file)
+    return _made(file, AutoConfig.for_model, ARCHITECTURES[file.architecture].model_type, said)
+
+
+def _made(file: GgufFile, make: Callable[..., ModelConfig], kind: str, said: dict[str, Any]) -> ModelConfig:
     try:
-        return AutoConfig.for_model(ARCHITECTURES[file.architecture].model_type, **said)
-    except Exception as error:  # any error of the library for values that do not fit each other
+        return make(kind, **said)
+    except Exception as error:  # any error of a library for values that do not fit each other
         reason = first_line(error)
         raise ModelError(f"model {str(file.path)!r} has no configuration that can be read: {reason}") from error
 

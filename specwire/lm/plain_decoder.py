@@ -20,7 +20,7 @@ DEFAULT, LINEAR = "default", "linear"
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What transformers' configurations of the family say, by their names."""
+    """What transformers' configurations of the family say, by their names. ValueError for heads that do not fit."""
 
     model_type: str
     vocab_size: int
@@ -41,6 +41,14 @@ class DecoderConfig:
     pad_token_id: int | None = None
     hidden_act: str = field(default="silu", init=False)
     is_encoder_decoder: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads: {self.num_attention_heads} are no multiple of {self.num_key_value_heads} key heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: {self.head_dim} dimensions cannot be turned in pairs")
 
     def get_text_config(self) -> DecoderConfig:
         return self
@@ -109,7 +117,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         query, key, value = (self._in_heads(part(x)) for part in (self.q_proj, self.k_proj, self.v_proj))
-        query, key = (query, key) if self.q_norm is None else (self.q_norm(query), self.k_norm(key))
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         query, key = (_turned(each, cos[:, None], sin[:, None]) for each in (query, key))
         share = query.shape[1] // key.shape[1]
         key, value = (each.repeat_interleave(share, dim=1) for each in (key, value))
@@ -151,14 +160,15 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Body(nn.Module):
     def __init__(self, config: DecoderConfig, family: Family, dtype: torch.dtype) -> None:
         super().__init__()
         unfilled = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
-        self.embed_tokens = nn.Embedding.from_pretrained(unfilled)
+        self.embed_tokens: nn.Embedding = nn.Embedding.from_pretrained(unfilled)
         self.layers = nn.ModuleList(DecoderLayer(config, family, dtype) for _ in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps, dtype)
         self.rotary_emb = Rotation(config)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from specwire.core.model import INT8
+from specwire.core.model import INT8, ModelError
 from specwire.lm.gguf_file import GgufFile, read_gguf
 from specwire.lm.gguf_weights import config_of, full_config_of, model_of_file
 from specwire.lm.plain_decoder import PlainDecoder
@@ -46,6 +46,12 @@ def test_it_is_what_transformers_computes(
         found, expected = (model(input_ids=text, use_cache=False).logits.float() for model in (own, theirs))
     tolerance = 1e-5 if dtype == torch.float32 else 1 / 64
     assert float((found - expected).abs().max()) < tolerance * float(expected.abs().max())
+
+
+def test_heads_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
+    file = written("llama", tmp_path, {"attention.head_count": 3})
+    with pytest.raises(ModelError, match="num_attention_heads: 3 are no multiple of 2 key heads"):
+        config_of(file)
 
 
 def test_another_rotation_is_left_to_transformers(tmp_path: Path) -> None:
