@@ -43,10 +43,9 @@ class DecoderConfig:
     is_encoder_decoder: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads: {self.num_attention_heads} are no multiple of {self.num_key_value_heads} key heads"
-            )
+        heads, shared = self.num_attention_heads, self.num_key_value_heads
+        if heads % shared:
+            raise ValueError(f"num_attention_heads: {heads} are no multiple of {shared} key heads")
         if self.head_dim % 2:
             raise ValueError(f"head_dim: {self.head_dim} dimensions cannot be turned in pairs")
 

@@ -39,7 +39,8 @@ def test_it_is_what_transformers_computes(
 ) -> None:
     file = written(kind, tmp_path, changed)
     own, theirs = (model_of_file(file, made, dtype) for made in (config_of(file), full_config_of(file)))
-    assert isinstance(own, PlainDecoder) and own.architecture == type(theirs).__name__
+    assert isinstance(own, PlainDecoder)
+    assert own.architecture == type(theirs).__name__
     assert [name for name, _ in own.named_parameters()] == [name for name, _ in theirs.named_parameters()]
     text = torch.randint(3, VOCABULARY, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
