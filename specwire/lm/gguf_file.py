@@ -279,19 +279,33 @@ def _sha256(path: Path, _size: int, _changed: int) -> str:
 
 
 def read_gguf(spec: str) -> GgufFile:
-    """The head of a file; ModelError, which names it, if there is none that can be read."""
+    """The head of a file; ModelError, which names it, if there is none that can be read.
+
+    The last one is kept until `forget_read`: a load asks for it many times, and it takes a tenth of a second to read.
+    """
     path = Path(spec).expanduser()
     if not path.is_file():
         raise ModelError(f"model {spec!r}: there is no such file")
-    if not path.stat().st_size:
+    told = path.stat()
+    if not told.st_size:
         raise ModelError(f"model {spec!r} cannot be read as a GGUF file: it is empty")
+    return _read(spec, path, told.st_size, told.st_mtime_ns)
+
+
+def forget_read() -> None:
+    """Keep no file's head: its tables of tokens take megabytes."""
+    _read.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _read(spec: str, path: Path, size: int, _changed: int) -> GgufFile:
     try:
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             reader = Reader(content)
             metadata, tensors = reader.head()
     except (OSError, ValueError) as error:
         raise ModelError(f"model {spec!r} cannot be read as a GGUF file: {error}") from error
-    _check_sizes(spec, metadata, tensors, path.stat().st_size)
+    _check_sizes(spec, metadata, tensors, size)
     elements: Counter[str] = Counter()
     for shape, kind, _ in tensors.values():
         elements[TENSOR_TYPES.get(kind, f"type {kind}")] += math.prod(shape)

@@ -1,4 +1,4 @@
-"""A GGUF file as a Hugging Face model: its configuration, and its weights, dequantised piece by piece.
+"""A GGUF file as a model of transformers, or a `PlainDecoder`: its configuration, and its weights, piece by piece.
 
 The format keeps a model's shape as entries `ARCHITECTURE.KEY`, and weights under names of its own; files of the
 `llama` architecture have rows of queries and keys in the order of pairs
@@ -8,7 +8,7 @@ The format keeps a model's shape as entries `ARCHITECTURE.KEY`, and weights unde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -17,12 +17,11 @@ import numpy.typing as npt
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from specwire.core.model import INT8_DYNAMIC, LLAMACPP, NONE, ModelError
 from specwire.lm.gguf_file import GgufFile
-from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, first_line
+from specwire.lm.model_config import FULL_ATTENTION, SLIDING_ATTENTION, CausalModel, ModelConfig, first_line
+from specwire.lm.plain_decoder import DEFAULT, FAMILIES, LINEAR, DecoderConfig, PlainDecoder
 from specwire.lm.rounding import GROUP, round_layers, rounded_groups
 from specwire.lm.weights_file import fill
 
@@ -84,8 +83,36 @@ def _by_llamacpp(which: str) -> ModelError:
     )
 
 
-def config_of(file: GgufFile) -> PreTrainedConfig:
-    """The configuration that transformers would have of the model. ModelError for what is missing, or is not known."""
+def config_of(file: GgufFile) -> ModelConfig:
+    """The configuration of the model: of a `PlainDecoder` where it can be one, which imports no transformers.
+
+    ModelError for what is missing, or is not known.
+    """
+    said = _said(file)
+    kind = ARCHITECTURES[file.architecture].model_type
+    if kind in FAMILIES and said["rope_parameters"]["rope_type"] in (DEFAULT, LINEAR):
+        return _made(file, DecoderConfig, kind, said)
+    return full_config_of(file)
+
+
+def full_config_of(file: GgufFile) -> ModelConfig:
+    """The configuration that transformers would have of the model. Raises ModelError as `config_of`."""
+    from transformers import AutoConfig  # see `model_config.CausalModel`
+
+    said = _said(file)
+    return _made(file, AutoConfig.for_model, ARCHITECTURES[file.architecture].model_type, said)
+
+
+def _made(file: GgufFile, make: Callable[..., ModelConfig], kind: str, said: dict[str, Any]) -> ModelConfig:
+    try:
+        return make(kind, **said)
+    except Exception as error:  # any error of a library for values that do not fit each other
+        reason = first_line(error)
+        raise ModelError(f"model {str(file.path)!r} has no configuration that can be read: {reason}") from error
+
+
+def _said(file: GgufFile) -> dict[str, Any]:
+    """What a file says of its model, by transformers' names."""
     check_architecture(file)
     heads, attention = int(file.needed("attention.head_count")), file.attention
     said: dict[str, Any] = {
@@ -108,19 +135,14 @@ def config_of(file: GgufFile) -> PreTrainedConfig:
         said |= {"attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors}
     if file.architecture == "gemma3":
         said |= _of_gemma(file, said)
-    try:
-        config: PreTrainedConfig = AutoConfig.for_model(ARCHITECTURES[file.architecture].model_type, **said)
-    except Exception as error:  # any error of the library for values that do not fit each other
-        reason = first_line(error)
-        raise ModelError(f"model {str(file.path)!r} has no configuration that can be read: {reason}") from error
-    return config
+    return said
 
 
 def _rotation(file: GgufFile, head: int) -> dict[str, Any]:
     turned = int(file.of_model("rope.dimension_count", head))
     if turned != head:
         raise _by_llamacpp(f"that turns {turned} of {head} dimensions")
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(file.of_model("rope.freq_base", 10_000.0))}
+    found: dict[str, Any] = {"rope_type": DEFAULT, "rope_theta": float(file.of_model("rope.freq_base", 10_000.0))}
     kind = file.of_model("rope.scaling.type", "none")
     if kind not in ("none", "linear", "yarn") or file.turns_longer:
         raise _by_llamacpp(f"with the rotation {kind}")
@@ -143,19 +165,16 @@ def _of_gemma(file: GgufFile, said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def model_of_file(
-    file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, quantization: str = NONE
-) -> PreTrainedModel:
+def model_of_file(file: GgufFile, config: ModelConfig, dtype: torch.dtype, quantization: str = NONE) -> CausalModel:
     """The model in `dtype`, filled tensor by tensor. ModelError, which names it, for one that is missing or broken.
 
-    quantization: of linear layers, which are then `Int8Linear`s: so the file that is mapped holds integers.
+    config: one of the above, which decides whose class it is. quantization: of linear layers, which are then
+    `Int8Linear`s: so the file that is mapped holds integers.
     """
     try:
-        with no_init_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = PlainDecoder(config, dtype) if isinstance(config, DecoderConfig) else _of_transformers(config, dtype)
     except Exception as error:  # any error of the library for values that do not fit each other
         raise ModelError(f"model {str(file.path)!r} cannot be loaded as a causal model: {first_line(error)}") from error
-    model.tie_weights()
     kept = str(dtype)[6:]
     if quantization != NONE:
         round_layers(model, dynamic=quantization == INT8_DYNAMIC, empty=True)
@@ -168,7 +187,17 @@ def model_of_file(
     return model
 
 
-def _turn_by_factors(model: PreTrainedModel, tensors: GgufTensors) -> None:
+def _of_transformers(config: ModelConfig, dtype: torch.dtype) -> CausalModel:
+    from transformers import AutoModelForCausalLM  # see `model_config.CausalModel`
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    return model
+
+
+def _turn_by_factors(model: CausalModel, tensors: GgufTensors) -> None:
     """Llama 3's rotations: the file has the factors by which frequencies are divided."""
     if "rope_freqs.weight" not in tensors.file.tensors:
         return

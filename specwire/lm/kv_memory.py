@@ -1,4 +1,4 @@
-"""How much memory keys and values take, and how many slots fit into a given amount."""
+"""How much memory keys, values and recurrent states take, and how many slots fit into a given amount."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedConfig
 
+from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import ModelError
-from specwire.lm.model_config import ATTENTION, HYBRID, is_recurrent
+from specwire.lm.model_config import ATTENTION, HYBRID, ModelConfig, is_recurrent
 
 MOST_SLOTS = 1024
+# Of recurrent layers: rows of a feed whose states are kept, which are a window and the token before it. States of a
+# slot: those, the one that the feed began with, and a few of the text before.
+ROWS, SPREAD = MOST_WINDOW + 1, 6
+STATES = ROWS + 1 + SPREAD
 # Of include/uapi/asm-generic/mman.h; Python's mmap names it from 3.13 on. Bytes that are worth a call to give back.
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 WORTH_GIVING = 1 << 20
@@ -29,7 +33,7 @@ class KvMemory(NamedTuple):
     size: int
 
 
-def position_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+def position_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one position of one slot: keys and values of every layer that keeps them. Those that share need less."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
@@ -50,7 +54,7 @@ def position_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 class SlotMemory:
     """What one slot takes: keys and values of so many `positions` in `dtype`; `beside`: bytes of a head, of states."""
 
-    config: PreTrainedConfig
+    config: ModelConfig
     positions: int
     dtype: torch.dtype
     beside: int = 0
@@ -66,6 +70,16 @@ class SlotMemory:
             return asked
         whose = "recurrent layers" if is_recurrent(self.config) else "head"
         return slots_of_size(asked.size, self.size, self.positions, self.beside, whose)
+
+
+def rows_of(states: int) -> int:
+    """Rows of a feed whose states are kept, where a slot has so many."""
+    return max(1, min(ROWS, states - 1))
+
+
+def fitting_states(memory: int, keys: int, state: int) -> int:
+    """States of a slot: as many as `memory` has room for beside `keys` bytes of keys and values; at least one."""
+    return max(1, min(STATES, (memory - keys) // max(1, state)))
 
 
 def slots_of_size(memory: int, slot: int, context: int, beside: int = 0, whose: str = "head") -> int:

@@ -34,9 +34,13 @@ from specwire.core.model import (
     RankGroup,
     is_gguf,
 )
+from specwire.lm import pretrained
+from specwire.lm.gguf_file import forget_read, read_gguf
 from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.self_speculation import is_self
 from specwire.lm.kv_cache import LanguageModel
+from specwire.lm.kv_memory import KvMemory
+from specwire.lm.runners import llama
 from specwire.lm.scripted import PREFIX, ScriptedLM
 from specwire.named_models import check_directory, included_head, located
 
@@ -59,7 +63,13 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
     Raises:
         ModelError: with one sentence that names what is wrong.
     """
-    spec, asked = located(spec), Loading(**options)
+    try:
+        return _loaded(located(spec), Loading(**options))
+    finally:
+        forget_read()
+
+
+def _loaded(spec: str, asked: Loading) -> LanguageModel:
     _check(asked)
     _set_threads(asked)
     if asked.heads == AUTO:
@@ -75,11 +85,6 @@ def load_model(spec: str, **options: Unpack[LoadOptions]) -> LanguageModel:
         check_directory(spec)
     elif asked.engine == VLLM:
         raise ModelError(f"engine: {VLLM} is not served with a {GGUF} file here")
-    # Imported here because transformers takes seconds to import: neither a scripted model nor whoever is told of
-    # a mistake needs to wait for it.
-    from specwire.lm import pretrained
-    from specwire.lm.kv_memory import KvMemory
-
     size = asked.slots if asked.kv_memory is None else KvMemory(asked.kv_memory)
     if by_llamacpp:
         return pretrained.load_gguf(spec, size, asked)
@@ -118,13 +123,10 @@ def _kept_in(spec: str, asked: Loading) -> Sequence[str]:
     elsewhere = asked.runtime == TORCH or asked.device != "cpu" or (asked.heads is not None and is_self(asked.heads))
     if said or elsewhere or not is_gguf(spec) or find_spec("openvino") is None or rows_are_free():
         return ()
-    # Both import transformers or OpenVINO, as above.
-    from specwire.lm.gguf_file import read_gguf
-
     if not read_gguf(spec).is_quantised:
         return ()
     try:
-        from specwire.lm.runners.openvino.runner import rounds_activations
+        from specwire.lm.runners.openvino.runner import rounds_activations  # an extra
 
         return (INT8_DYNAMIC, INT8) if rounds_activations() else (INT8,)
     except Exception as error:  # any error of an installation that does not fit: who is asked to compute tells of it
@@ -230,10 +232,7 @@ def _is_small(spec: str) -> bool:
     """Whether a GGUF file is quicker on OpenVINO than on llama.cpp."""
     if not _has_quick_openvino() or not 0 < _size_of(spec) <= SMALL:
         return False
-    from specwire.lm.gguf_file import read_gguf  # imports transformers
-    from specwire.lm.runners.llama import MODEL_TYPES
-
-    return read_gguf(spec).architecture in MODEL_TYPES
+    return read_gguf(spec).architecture in llama.MODEL_TYPES
 
 
 def _has_quick_openvino() -> bool:

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
-
 from specwire.core.model import MOST_LAYERS, ModelError
+
+# transformers' PreTrainedModel and PreTrainedConfig, or what `specwire.lm.plain_decoder` has in their place. The names
+# are not imported: with them come seconds and a hundred megabytes, which most GGUF files have no use for.
+CausalModel = Any
+ModelConfig = Any
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sliding windows: layers that see the latest positions only.
@@ -50,7 +53,7 @@ class AttentionWindow(NamedTuple):
     kind: str = SLIDING_ATTENTION
 
 
-def window_of(config: PreTrainedConfig, context: int) -> AttentionWindow | None:
+def window_of(config: ModelConfig, context: int) -> AttentionWindow | None:
     """The model's window, None if every layer sees the whole context."""
     text = config.get_text_config()
     types = getattr(text, "layer_types", None) or ()
@@ -71,7 +74,7 @@ def _size(config: Any, kind: str) -> int | None:
     return size if isinstance(size, int) and slides else None
 
 
-def takes_own_positions(config: PreTrainedConfig, context: int) -> bool:
+def takes_own_positions(config: ModelConfig, context: int) -> bool:
     """Whether a layer goes by what the cache holds, not by the positions that it is given.
 
     So do GPT-Neo's windows, and Llama 4's queries, which grow from position `floor_scale` on: both beyond a trial of
@@ -109,19 +112,19 @@ HYBRID = "hybrid"
 RECURRENT_LAYERS = frozenset({"linear_attention", "conv", HYBRID, "moe", "mlp"})
 
 
-def quantized_by(config: PreTrainedConfig) -> str:
+def quantized_by(config: ModelConfig) -> str:
     """The method, such as compressed-tensors, by which the model's files say that they are quantised; "" if none."""
     said = getattr(config, "quantization_config", None)
     method = said.get("quant_method") if isinstance(said, dict) else getattr(said, "quant_method", None)
     return "" if said is None else str(getattr(method, "value", method) or "quantized")
 
 
-def is_recurrent(config: PreTrainedConfig) -> bool:
+def is_recurrent(config: ModelConfig) -> bool:
     """Whether layers keep a state, which is served."""
     return config.get_text_config().model_type in RECURRENT
 
 
-def check_kind(config: PreTrainedConfig) -> None:
+def check_kind(config: ModelConfig) -> None:
     """ModelError unless every layer keeps keys and values by position, or a state of a kind that is served."""
     kind, text = config.model_type, config.get_text_config()
     served = ATTENTION | RECURRENT_LAYERS if is_recurrent(config) else ATTENTION
@@ -136,7 +139,7 @@ def check_kind(config: PreTrainedConfig) -> None:
             raise ModelError(f"this {kind} model has {layer} layers, whose state cannot be rolled back to a position")
 
 
-def check_window(config: PreTrainedConfig, context: int) -> None:
+def check_window(config: ModelConfig, context: int) -> None:
     """ModelError if a layer forgets positions of the context in a way other than the tested windows (WINDOWED)."""
     window = window_of(config, context)
     if window is not None and config.get_text_config().model_type not in WINDOWED:
@@ -147,7 +150,7 @@ def check_window(config: PreTrainedConfig, context: int) -> None:
         )
 
 
-def check_rotation(config: PreTrainedConfig, context: int) -> None:
+def check_rotation(config: ModelConfig, context: int) -> None:
     """ModelError if what is cached depends on how long the text becomes (the frequencies of longrope)."""
     for parameters in _rotations(config.get_text_config()):
         limit = parameters.get("original_max_position_embeddings")
@@ -188,7 +191,7 @@ def check_layers(said: Mapping[str, Any]) -> None:
             raise ValueError(f"{key}: must be from 0 to {MOST_LAYERS}, not {value:.6g}")
 
 
-def check_sizes(config: PreTrainedConfig, stored: int, tensors: int) -> None:
+def check_sizes(config: ModelConfig, stored: int, tensors: int) -> None:
     """ValueError for a configuration of which larger weights, or more of them, would be made than its files can hold.
 
     stored: bytes of these files; tensors: in them.
@@ -232,8 +235,10 @@ def first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def check_class(config: PreTrainedConfig) -> None:
+def check_class(config: ModelConfig) -> None:
     """ModelError unless it is a causal model, without recurrence or with one that is served."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # see CausalModel
+
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None:
         raise ModelError(f"{config.model_type} models are no causal models that transformers can make")

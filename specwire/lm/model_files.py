@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedConfig
-from transformers.utils.hub import cached_file
 
 from specwire.core.model import ModelError
-from specwire.lm.model_config import check_sizes, first_line
+from specwire.lm.model_config import ModelConfig, check_sizes, first_line
 from specwire.named_models import check_path
 from specwire.text.tokenizer import vocabulary_map
 
@@ -103,7 +101,7 @@ def read_text(spec: str) -> ModelText:
 MOST_VOCABULARY = 1 << 32
 
 
-def check_files(spec: str, config: PreTrainedConfig) -> None:
+def check_files(spec: str, config: ModelConfig) -> None:
     """ModelError for a directory whose weights are not all there or are cut off, or fewer than its configuration needs,
     or whose EOS ids cannot be read, or are none of its ids: every text would look for them, every peer be told.
 
@@ -120,7 +118,7 @@ def check_files(spec: str, config: PreTrainedConfig) -> None:
         check_weights(spec, config)
 
 
-def check_weights(spec: str, config: PreTrainedConfig) -> None:
+def check_weights(spec: str, config: ModelConfig) -> None:
     """The same of the weights of a directory or hub id; those of a hub id are fetched."""
     if read_file(spec, ADAPTER):
         return
@@ -178,12 +176,21 @@ def _object(spec: str, name: str) -> dict[str, Any]:
 def read_file(spec: str, name: str) -> bytes:
     """Content of one of the model's files, empty if it has none of this name."""
     options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    path = cached_file(spec, name, **options)
+    path = _cached(spec, name, **options)
     return Path(path).read_bytes() if path else b""
+
+
+def _cached(spec: str, name: str, **options: bool) -> str | None:
+    """Path of one of the model's files on this machine, where it may be fetched to."""
+    from transformers.utils.hub import cached_file  # see `model_config.CausalModel`
+
+    return cached_file(spec, name, **options)
 
 
 def _converted(spec: str) -> bytes:
     """Tokenizers in older formats, converted by transformers where it can."""
+    from transformers import AutoTokenizer  # as above
+
     if not read_file(spec, TOKENIZER_CONFIG):
         return b""
     backend = getattr(AutoTokenizer.from_pretrained(spec, trust_remote_code=False), "backend_tokenizer", None)
@@ -212,12 +219,12 @@ def _special_tokens(spec: str) -> dict[str, str]:
     return {k: text for k, text in contents.items() if k.endswith("_token") and isinstance(text, str)}
 
 
-def weights_fingerprint(model: nn.Module, config: PreTrainedConfig, precision: str) -> str:
+def weights_fingerprint(model: nn.Module, config: ModelConfig, precision: str) -> str:
     """sha256 (hex) over precision (dtype and quantization), configuration and every tensor by name."""
     return _fingerprint(config, precision, sorted(model.state_dict().items()))
 
 
-def files_fingerprint(spec: str, config: PreTrainedConfig, precision: str) -> str:
+def files_fingerprint(spec: str, config: ModelConfig, precision: str) -> str:
     """As `weights_fingerprint`, of the tensors as the files of a directory or hub id have them.
 
     Raises ModelError, which names the file.
@@ -225,7 +232,7 @@ def files_fingerprint(spec: str, config: PreTrainedConfig, precision: str) -> st
     return _fingerprint(config, precision, _tensors_of(spec))
 
 
-def _fingerprint(config: PreTrainedConfig, precision: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+def _fingerprint(config: ModelConfig, precision: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """tensors: by name, in order."""
     entries = {key: value for key, value in config.to_dict().items() if key not in INCIDENTAL}
     digest = hashlib.sha256(json.dumps([precision, entries], sort_keys=True, default=str).encode())
@@ -255,5 +262,5 @@ def _fetched(spec: str) -> list[Path]:
     found = []
     for name in names:
         with file_of(spec, name):
-            found.append(Path(str(cached_file(spec, name))))
+            found.append(Path(str(_cached(spec, name))))
     return found

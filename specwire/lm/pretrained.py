@@ -1,4 +1,7 @@
-"""From a local directory, a hub id or a GGUF file to a `LanguageModel`: all of `load_model` that needs transformers."""
+"""From a local directory, a hub id or a GGUF file to a `LanguageModel`: all of `load_model` behind its checks.
+
+transformers is imported where it is called (see `model_config.CausalModel`).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from specwire.core.model import (
     AUTO,
@@ -33,14 +33,24 @@ from specwire.core.model import (
 )
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
-from specwire.lm.gguf_weights import config_of, model_of_file
+from specwire.lm.gguf_weights import config_of, full_config_of, model_of_file
 from specwire.lm.heads.head import Head
 from specwire.lm.heads.select import LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes
-from specwire.lm.kv_memory import KvMemory, SlotMemory, position_bytes, readable, slots_of_size
+from specwire.lm.kv_memory import (
+    KvMemory,
+    SlotMemory,
+    fitting_states,
+    position_bytes,
+    readable,
+    rows_of,
+    slots_of_size,
+)
 from specwire.lm.model_config import (
+    CausalModel,
+    ModelConfig,
     check_class,
     check_kind,
     check_layers,
@@ -62,9 +72,9 @@ from specwire.lm.model_files import (
     stated_eos,
     weights_fingerprint,
 )
+from specwire.lm.plain_decoder import PlainDecoder
 from specwire.lm.rounding import GROUP
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary, DraftVocabularyRunner
-from specwire.lm.runners.hybrid import fitting_states, rows_of, state_bytes
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.runners.select import (
     DYNAMIC_TOLERANCE,
@@ -99,7 +109,7 @@ class Outline:
     """
 
     location: str
-    config: PreTrainedConfig
+    config: ModelConfig
     context: int
     text: ModelText
     says: DraftVocabulary | None = None
@@ -109,7 +119,8 @@ def outline(spec: str, context: int | None = None) -> Outline:
     """Outline of a directory, a hub id or a GGUF file. ModelError for models that can be refused without weights."""
     config, location = _config(spec), _location(spec)
     check_kind(config)
-    check_class(config)
+    if not is_gguf(spec):  # of those all kinds are known
+        check_class(config)
     positions = served_context(getattr(config.get_text_config(), "max_position_embeddings", None), context)
     check_window(config, positions)
     check_rotation(config, positions)
@@ -120,7 +131,7 @@ def outline(spec: str, context: int | None = None) -> Outline:
     return Outline(location, config, positions, text, _says(location, config))
 
 
-def _says(location: str, config: PreTrainedConfig) -> DraftVocabulary | None:
+def _says(location: str, config: ModelConfig) -> DraftVocabulary | None:
     """None for a model that says all of its ids. Raises ModelError."""
     with file_of(location, VOCABULARY):
         held = read_file(location, VOCABULARY)
@@ -146,12 +157,14 @@ def load_pretrained(
     plan.settle_runtime()
     memory = plan.slot_memory(known.context)
     memory.slots(slots)  # whoever asks for too much need not wait for weights
-    model = pretrained(spec, _dtype(dtype), target, plan.how.quantization)
+    model = _modules(spec, known.config, _dtype(dtype), target, plan.how.quantization)
     info, unassigned = _describe(spec, model, known, dtype, plan.how)
     skimmed, head = _drafting(heads, model, info, plan.how)
     if head is not None:
         memory = plan.with_head(head, known.context)
     if is_recurrent(known.config):
+        from specwire.lm.runners.hybrid import state_bytes  # as `model_config.CausalModel` says
+
         memory = plan.with_states(slots, state_bytes(model), memory)
     count = memory.slots(slots)
     rows = info.vocabulary if known.says is None else known.says.rows
@@ -174,7 +187,7 @@ class ComputePlan:
     dtype: of its weights and forwards.
     """
 
-    config: PreTrainedConfig
+    config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     how: How
@@ -225,7 +238,7 @@ class ComputePlan:
 
 
 def _drafting(
-    heads: str | None, model: PreTrainedModel, info: ModelInfo, how: How
+    heads: str | None, model: CausalModel, info: ModelInfo, how: How
 ) -> tuple[Sequence[int], LoadedHead | None]:
     """What drafts beside the model: those of its own layers, or a head; neither for no `heads`."""
     if heads is None:
@@ -400,10 +413,12 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def _config(spec: str) -> PreTrainedConfig:
+def _config(spec: str) -> ModelConfig:
     """Code in the model's folder is not run; without a word from us the library would ask at a terminal."""
     if is_gguf(spec):
         return config_of(read_gguf(spec))
+    from transformers import AutoConfig, PreTrainedConfig
+
     check_directory(spec)
     location = _location(spec)
     try:
@@ -411,7 +426,7 @@ def _config(spec: str) -> PreTrainedConfig:
         check_layers(said)
         kind = READ_AS.get(str(said.get("model_type")))
         if kind is None:
-            config: PreTrainedConfig = AutoConfig.from_pretrained(location, trust_remote_code=False)
+            config: ModelConfig = AutoConfig.from_pretrained(location, trust_remote_code=False)
         else:
             own = {key: value for key, value in said.items() if key not in ("model_type", "auto_map", "architectures")}
             config = AutoConfig.for_model(kind, **own)
@@ -423,18 +438,24 @@ def _config(spec: str) -> PreTrainedConfig:
     return config
 
 
-def pretrained(spec: str, dtype: torch.dtype, device: torch.device, quantization: str = NONE) -> PreTrainedModel:
-    """The model of a local directory, hub id or GGUF file, by its own modules. Raises ModelError.
+def pretrained(spec: str, dtype: torch.dtype, device: torch.device) -> CausalModel:
+    """The model of a local directory, hub id or GGUF file, by transformers' modules. Raises ModelError."""
+    return _modules(spec, full_config_of(read_gguf(spec)) if is_gguf(spec) else _config(spec), dtype, device)
+
+
+def _modules(
+    spec: str, config: ModelConfig, dtype: torch.dtype, device: torch.device, quantization: str = NONE
+) -> CausalModel:
+    """The model, with a configuration of it. Raises ModelError.
 
     quantization: of a GGUF file's layers already while they are read.
     """
     if is_gguf(spec):
-        file = read_gguf(spec)
-        read = model_of_file(file, config_of(file), dtype, quantization)
-        nn.Module.to(read, device)
-        return read
+        return model_of_file(read_gguf(spec), config, dtype, quantization).to(device)
+    from transformers import AutoModelForCausalLM
+
     _show_progress(LAST_LINE.is_terminal)
-    config, location = _config(spec), _location(spec)
+    location = _location(spec)
     check_weights(location, config)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -445,7 +466,7 @@ def pretrained(spec: str, dtype: torch.dtype, device: torch.device, quantization
             use_safetensors=True,  # the older files of weights are pickles
             output_loading_info=True,
         )
-        model: PreTrainedModel = loaded[0]
+        model: CausalModel = loaded[0]
         model.eval().to(device=device)
     except Exception as error:  # as above, or too little memory
         raise ModelError(f"model {spec!r} cannot be loaded as a causal model: {first_line(error)}") from error
@@ -458,6 +479,8 @@ def pretrained(spec: str, dtype: torch.dtype, device: torch.device, quantization
 
 def _show_progress(wanted: bool) -> None:
     """The libraries draw bars for downloads and weights, also into pipes unless they are told not to."""
+    from transformers.utils import logging as transformers_logging
+
     if wanted:
         transformers_logging.enable_progress_bar()
     else:
@@ -469,7 +492,7 @@ def _location(spec: str) -> str:
     return str(path) if path.is_dir() or is_gguf(spec) else spec
 
 
-def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
+def _describe(spec: str, model: CausalModel, known: Outline, dtype: str, how: How) -> tuple[ModelInfo, list[int]]:
     """The model's description, and the ids of its vocabulary without a token."""
     width = model.get_output_embeddings().out_features
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
@@ -481,7 +504,7 @@ def _describe(spec: str, model: PreTrainedModel, known: Outline, dtype: str, how
     info, unassigned = _described(spec, known, dtype, width, eos, fingerprint)
     info = replace(
         info,
-        architecture=type(model).__name__,
+        architecture=model.architecture if isinstance(model, PlainDecoder) else type(model).__name__,
         device=str(next(model.parameters()).device),
         quantization=how.quantization,
     )
@@ -531,7 +554,7 @@ def _precision(dtype: str, quantization: str) -> str:
     return dtype if quantization == NONE else f"{dtype} {quantization} by {GROUP}"
 
 
-def _eos_ids(found: Any, config: PreTrainedConfig) -> tuple[int, ...]:
+def _eos_ids(found: Any, config: ModelConfig) -> tuple[int, ...]:
     if found is None:
         found = getattr(config.get_text_config(), "eos_token_id", None)
     if found is None:

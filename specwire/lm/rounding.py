@@ -12,7 +12,8 @@ OpenVINO then multiplies integers (src/cpu/x64/jit_brgemm_src_quantization_kerne
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
+
+from specwire.lm.model_config import CausalModel
 
 LARGEST = 127
 # Weights, and activations, that share a scale, as in llama.cpp's blocks. By groups of 128 activations and whole rows of
@@ -92,7 +93,7 @@ class Int8Linear(nn.Module):
         return groups.mul(self.scale.float()[:, :, None]).flatten(1)
 
 
-def round_layers(model: PreTrainedModel, dynamic: bool, empty: bool = False) -> None:
+def round_layers(model: CausalModel, dynamic: bool, empty: bool = False) -> None:
     """Replace every linear layer, the output layer among them, by an Int8Linear; empty: see there."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 # Bytes of all files, and of a model that is worth one.
 MOST_BYTES, LEAST_BYTES = 16 << 30, 64 << 20
 SUFFIX = ".weights"
+# Counted up with each other order of tensors in a file (`_places`).
+LAYOUT = 2
 # Of each tensor: a line of a processor's cache.
 ALIGNED = 64
 # Seconds between two looks at what has been read.
@@ -47,7 +49,7 @@ def fill(model: nn.Module, name: str, read_into: Callable[[str, torch.Tensor], N
     parameters = dict(model.named_parameters())
     places, size = _places(parameters)
     if size >= LEAST_BYTES:
-        path = cache_folder() / f"{name}{SUFFIX}"
+        path = cache_folder() / f"{LAYOUT}-{name}{SUFFIX}"
         try:
             if not path.is_file() or path.stat().st_size != size:
                 _write(path, size, {each: (place, parameters[each]) for each, place in places.items()}, read_into)
@@ -95,9 +97,17 @@ def give_back_freed() -> None:
 
 
 def _places(parameters: dict[str, nn.Parameter]) -> tuple[dict[str, int], int]:
-    """Where each begins, and bytes of all: matrices first, so that those which are multiplied together lie together."""
+    """Where each begins, and bytes of all.
+
+    Matrices first, each dtype by itself, so that no scales lie between integers: those which are multiplied together
+    lie together then, and are not copied for it.
+    """
     places, at = {}, 0
-    for name, parameter in sorted(parameters.items(), key=lambda pair: pair[1].dim() < 2):
+
+    def kind(pair: tuple[str, nn.Parameter]) -> tuple[bool, str]:
+        return pair[1].dim() < 2, str(pair[1].dtype)
+
+    for name, parameter in sorted(parameters.items(), key=kind):
         places[name], at = at, at + -(-parameter.nbytes // ALIGNED) * ALIGNED
     return places, at
 

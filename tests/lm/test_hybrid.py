@@ -15,17 +15,9 @@ from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
-from specwire.lm.kv_memory import position_bytes, readable
+from specwire.lm.kv_memory import ROWS, STATES, position_bytes, readable, rows_of
 from specwire.lm.runners import hybrid
-from specwire.lm.runners.hybrid import (
-    ROWS,
-    STATES,
-    HybridRunner,
-    KeptStates,
-    rows_of,
-    slot_state_bytes,
-    state_bytes,
-)
+from specwire.lm.runners.hybrid import HybridRunner, KeptStates, slot_state_bytes, state_bytes
 from tests.lm.families import HYBRID
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, plain, save
 from tests.lm.walk import Texts

@@ -265,9 +265,10 @@ class Eagle3(nn.Module):
         super().__init__()
         self.config = config
         both, queries, keys = 2 * config.hidden, config.heads * config.head_dim, config.key_heads * config.head_dim
-        self.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
-        if embed is not None:
-            self.embed_tokens.weight = nn.Parameter(embed, requires_grad=False)
+        if embed is None:
+            self.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
+        else:
+            self.embed_tokens = nn.Embedding.from_pretrained(embed)
         self.fc = nn.Linear(config.fused, config.hidden, bias=False)
         self.input_norm = RmsNorm(config.fused, config.eps) if config.norm_before_fc else None
         parts = [RmsNorm(config.fused // TAPS, config.eps) for _ in range(TAPS)] if config.fc_norm else []
@@ -291,12 +292,7 @@ class Eagle3(nn.Module):
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """(..., 3 target_hidden) features to (..., hidden)."""
-        if self.input_norm is not None:
-            taps = self.input_norm(taps)
-        if self.config.fc_norm:
-            parts = taps.chunk(TAPS, dim=-1)
-            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        fused: torch.Tensor = self.fc(taps)
+        fused: torch.Tensor = Fuse(self)(taps)
         return fused
 
     def step(
@@ -356,14 +352,20 @@ class Eagle3(nn.Module):
 
 
 class Fuse(nn.Module):
-    """`Eagle3.fuse` as a module."""
+    """`Eagle3.fuse` as a module, which holds nothing else of the head: a copy is made of it."""
 
     def __init__(self, head: Eagle3) -> None:
         super().__init__()
-        self._head = head
+        self.input_norm, self.fc_norm, self.fc = head.input_norm, head.fc_norm, head.fc
 
     def forward(self, taps: torch.Tensor) -> torch.Tensor:
-        return self._head.fuse(taps)
+        if self.input_norm is not None:
+            taps = self.input_norm(taps)
+        if len(self.fc_norm):
+            parts = taps.chunk(TAPS, dim=-1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        fused: torch.Tensor = self.fc(taps)
+        return fused
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
@@ -460,7 +462,7 @@ def load(folder: Path, target_layers: int, embed: torch.Tensor) -> Eagle3:
     state.setdefault(EMBEDDING, embed)
     state["d2t"] = _offsets(stored, config)
     with torch.device("meta"):
-        head = Eagle3(config)
+        head = Eagle3(config, state[EMBEDDING])
     head.load_state_dict(state, assign=True)
     return head
 

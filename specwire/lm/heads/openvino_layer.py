@@ -77,7 +77,7 @@ class LayerGraph(OpenvinoDecoder):
         states, rows, *past = more
         model, (layer,) = self._model, self._model.layers
         keys, values = (each.index_select(0, beam_idx) for each in past)
-        read, x = self.entered(functional.embedding(input_ids, model.embedding), states)
+        read, x = self.entered(functional.embedding(input_ids, model.embedding).float(), states)
         query, key, value = self.projected(0, read, *self.turns(position_ids))
         keys, values = torch.cat((keys, key), dim=2), torch.cat((values, value), dim=2)
         seen = self.attended(query, keys, values, causal_mask(attention_mask, input_ids.shape[1]))
@@ -134,11 +134,19 @@ class Eagle3Openvino(OpenvinoHead):
 
     def __init__(self, head: Eagle3, served: int, slots: int, context: int, turns: torch.Tensor | None = None) -> None:
         """The arguments are those of `Eagle3Runner`."""
-        config, head = head.config, head.float().eval()
+        config, head = head.config, _widened(head)
         ids = head.target_ids(torch.arange(config.draft_vocabulary))
         shape = DecoderShape(1, config.heads, config.key_heads, config.head_dim, config.eps)
         graph = Eagle3Graph(head, shape, layer_of(head, ids < served, context, turns))
         super().__init__(graph, ids[ids < served], config.hidden, slots, context)
+
+
+def _widened(head: Eagle3) -> Eagle3:
+    """In float32, but for the embedding, which is as large as all the rest: rows of it are widened as they are read."""
+    for part in head.children():
+        if part is not head.embed_tokens:
+            part.float()
+    return head.eval()
 
 
 class MtpOpenvino(OpenvinoHead):

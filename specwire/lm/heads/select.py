@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from specwire.core.model import OPENVINO, ModelError, ModelInfo
 from specwire.lm.heads import eagle3, medusa, mtp
@@ -20,7 +19,7 @@ from specwire.lm.heads.layer import rotations
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.mtp_runner import MtpRunner, Shared
 from specwire.lm.heads.slots import waiting_bytes
-from specwire.lm.model_config import is_recurrent
+from specwire.lm.model_config import CausalModel, is_recurrent
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
 
@@ -45,7 +44,7 @@ class LoadedHead(NamedTuple):
         return context * self.kept * dtype.itemsize + waiting_bytes(self.width)
 
 
-def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
+def load_head(spec: str, target: CausalModel, info: ModelInfo) -> LoadedHead:
     """The head in the directory `spec`, whose kind its config.json or its tensors tell. ModelError, which names file
     and key or tensor, for one that cannot be served, and for one of another target.
     """
@@ -67,7 +66,7 @@ def load_head(spec: str, target: PreTrainedModel, info: ModelInfo) -> LoadedHead
     return _eagle3(folder, target, info)
 
 
-def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
+def _medusa(folder: Path, whole: dict[str, Any], target: CausalModel, info: ModelInfo) -> LoadedHead:
     config: Any = target.config.get_text_config()
     _check(folder, info, "vocab_size", whole.get("vocab_size"), config.vocab_size)
     _check(folder, info, "hidden_size", whole.get("hidden_size"), config.hidden_size)
@@ -86,14 +85,14 @@ def _medusa(folder: Path, whole: dict[str, Any], target: PreTrainedModel, info: 
     return LoadedHead(heads.config.taps, make, config.hidden_size, fuse=nn.Identity() if norm is None else norm)
 
 
-def _last_norm(target: PreTrainedModel, path: Path) -> nn.Module:
+def _last_norm(target: CausalModel, path: Path) -> nn.Module:
     norm = getattr(target.base_model, "norm", None)
     if not isinstance(norm, nn.Module):
         raise ModelError(f"heads: {path}: is of a target with a last norm, which a {type(target).__name__} lacks")
     return norm
 
 
-def _eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> LoadedHead:
+def _eagle3(folder: Path, target: CausalModel, info: ModelInfo) -> LoadedHead:
     head, device = _read_eagle3(folder, target, info), _embedding_of(target).device
     told = head.config
 
@@ -113,7 +112,7 @@ def _as_loaded(told: Eagle3Config, make: HeadFactory) -> LoadedHead:
     return LoadedHead(told.taps, make, told.fused, 2 * told.key_heads * told.head_dim)
 
 
-def _read_eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> Eagle3:
+def _read_eagle3(folder: Path, target: CausalModel, info: ModelInfo) -> Eagle3:
     """A head that is of this target."""
     config: Any = target.config.get_text_config()
     told = Eagle3Config.read(folder, config.num_hidden_layers)
@@ -126,11 +125,11 @@ def _read_eagle3(folder: Path, target: PreTrainedModel, info: ModelInfo) -> Eagl
     return head
 
 
-def _embedding_of(target: PreTrainedModel) -> torch.Tensor:
+def _embedding_of(target: CausalModel) -> torch.Tensor:
     return target.get_input_embeddings().get_parameter("weight").detach()
 
 
-def _check_rotation(folder: Path, told: Eagle3Config, target: PreTrainedModel) -> None:
+def _check_rotation(folder: Path, told: Eagle3Config, target: CausalModel) -> None:
     """A rotation of another kind than the default one is served where it is the target's."""
     own, given = told.rope or {}, getattr(target.config.get_text_config(), "rope_parameters", None) or {}
     try:
@@ -143,9 +142,7 @@ def _check_rotation(folder: Path, told: Eagle3Config, target: PreTrainedModel) -
         raise ModelError(f"{folder / CONFIG}: {message}") from None
 
 
-def _mtp(
-    folder: Path, whole: dict[str, Any], style: mtp.MtpStyle, target: PreTrainedModel, info: ModelInfo
-) -> LoadedHead:
+def _mtp(folder: Path, whole: dict[str, Any], style: mtp.MtpStyle, target: CausalModel, info: ModelInfo) -> LoadedHead:
     config: Any = target.config.get_text_config()
     if config.model_type not in MODEL_TYPES | mtp.ZERO_CENTRED:
         raise ModelError(f"heads: a {info.architecture} is not computed by a runner that tells its features")
@@ -176,7 +173,7 @@ def _mtp(
     return LoadedHead((config.num_hidden_layers,), make, own.hidden, kept, fuse)
 
 
-def _rotations(folder: Path, own: mtp.MtpConfig, target: PreTrainedModel, context: int) -> torch.Tensor:
+def _rotations(folder: Path, own: mtp.MtpConfig, target: CausalModel, context: int) -> torch.Tensor:
     """The head's, or the target's where it is of another kind than the default one."""
     if own.rope == mtp.DEFAULT_ROPE:
         return rotations(context, own.head_dim, own.turned, own.theta)

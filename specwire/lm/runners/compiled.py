@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
 from specwire.lm.kv_cache import Runner
+from specwire.lm.model_config import CausalModel
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
 from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of
@@ -278,7 +278,7 @@ class CompiledRunner(Runner):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: CausalModel,
         slots: int,
         context: int,
         vocabulary: int,

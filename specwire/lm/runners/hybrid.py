@@ -27,32 +27,18 @@ from torch import nn
 from torch.nn.functional import silu, softplus
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
 from specwire.lm.kv_cache import Runner
+from specwire.lm.kv_memory import STATES, rows_of
 from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.hugging_face import MOST_TOGETHER, PaddedBatch, SlotCache
 
-# Rows of a feed whose states are kept: a window and the token before it. States of a slot: those, the one that the feed
-# began with, and a few of the text before.
-ROWS, SPREAD = MOST_WINDOW + 1, 6
-STATES = ROWS + 1 + SPREAD
 # Tokens that are fed again in one forward.
 MOST_AGAIN = 512
 # Rows of Mamba's scan whose decays are computed at once.
 BLOCK = 32
 # What delta rules add to a squared length.
 EPSILON = 1e-6
-
-
-def rows_of(states: int) -> int:
-    """Rows of a feed whose states are kept, where a slot has so many."""
-    return max(1, min(ROWS, states - 1))
-
-
-def fitting_states(memory: int, keys: int, state: int) -> int:
-    """States of a slot: as many as `memory` has room for beside `keys` bytes of keys and values; at least one."""
-    return max(1, min(STATES, (memory - keys) // max(1, state)))
 
 
 class KeptStates:

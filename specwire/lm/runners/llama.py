@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from specwire.core.model import Feed
 from specwire.lm.kv_cache import Runner
 from specwire.lm.kv_memory import unused
-from specwire.lm.model_config import window_of
+from specwire.lm.model_config import CausalModel, window_of
 from specwire.lm.runners.decoder import (
     Decoder,
     DecoderShape,
@@ -44,7 +43,7 @@ class LlamaRunner(Runner):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: CausalModel,
         slots: int,
         context: int,
         vocabulary: int,
@@ -115,7 +114,7 @@ class LlamaRunner(Runner):
         return found
 
 
-def shape_of(model: PreTrainedModel) -> DecoderShape:
+def shape_of(model: CausalModel) -> DecoderShape:
     """Sizes of a model of MODEL_TYPES; Unsuited if it only looks like the family."""
     config: Any = model.config
     attention: Any = model.get_submodule("model.layers.0.self_attn")
@@ -129,7 +128,7 @@ def shape_of(model: PreTrainedModel) -> DecoderShape:
     )
 
 
-def rotations_of(model: PreTrainedModel, context: int, head_dim: int) -> torch.Tensor:
+def rotations_of(model: CausalModel, context: int, head_dim: int) -> torch.Tensor:
     """Rotation cos + i sin of every position, complex64 (context, head_dim / 2), as the model's own module gives it."""
     rotary: Any = model.get_submodule("model.rotary_emb")
     if rotary.rope_type not in ROPE_TYPES:
@@ -143,7 +142,7 @@ def rotations_of(model: PreTrainedModel, context: int, head_dim: int) -> torch.T
     return torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
 
 
-def model_of(model: PreTrainedModel, shape: DecoderShape, context: int, vocabulary: int | None) -> Model:
+def model_of(model: CausalModel, shape: DecoderShape, context: int, vocabulary: int | None) -> Model:
     """Weights of such a model, and its rotations for `context` positions; Unsuited as above.
 
     vocabulary: rows of the output layer to keep; None keeps all that are there.

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from specwire.core.model import (
     AUTO,
@@ -22,12 +21,19 @@ from specwire.core.model import (
     out_of_memory,
 )
 from specwire.lm.kv_cache import Runner, Sizes
-from specwire.lm.model_config import first_line, is_recurrent, takes_own_positions, window_of
+from specwire.lm.kv_memory import STATES
+from specwire.lm.model_config import (
+    CausalModel,
+    ModelConfig,
+    first_line,
+    is_recurrent,
+    takes_own_positions,
+    window_of,
+)
+from specwire.lm.plain_decoder import PlainDecoder
 from specwire.lm.rounding import Int8Linear, is_dynamic, round_layers
 from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
-from specwire.lm.runners.hugging_face import HuggingFaceRunner
-from specwire.lm.runners.hybrid import STATES, HybridRunner
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
 from specwire.lm.runners.trial import Trial, made_up
 
@@ -79,7 +85,7 @@ class How(NamedTuple):
         return cls(asked.runtime, asked.deterministic, asked.quantization, asked.compiled)
 
 
-def check_recurrent(config: PreTrainedConfig, how: How) -> None:
+def check_recurrent(config: ModelConfig, how: How) -> None:
     """ModelError, which names it, for what models with recurrent layers are not served with."""
     for name, given in (
         ("heads", how.skims),
@@ -105,7 +111,7 @@ def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
         return dtype
 
 
-def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
+def runner_for(model: CausalModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
     """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime.
 
     What an allocator raises is let through (`specwire.core.model.out_of_memory`).
@@ -118,6 +124,8 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     if how.skims and how.runtime == OPENVINO:
         raise ModelError("heads: skipped layers need the runtime torch or auto: openvino's graph has all layers")
     if is_recurrent(model.config):
+        from specwire.lm.runners.hybrid import HybridRunner  # as `model_config.CausalModel` says
+
         hybrid = HybridRunner(model, sizes.slots, sizes.context, how.states, how.taps)
         return _checked(model, hybrid, sizes), TORCH
     if how.compiled:
@@ -136,7 +144,7 @@ def runner_for(model: PreTrainedModel, sizes: Sizes, how: How) -> tuple[Runner, 
     return _torch_runner(model, sizes, how), TORCH
 
 
-def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
+def _compiled_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner:
     """The compiled runner; ModelError where the model cannot be compiled: nothing else is served instead."""
     name = type(model).__name__
     if how.runtime == OPENVINO or how.deterministic:
@@ -155,7 +163,7 @@ def _compiled_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     return runner
 
 
-def _openvino_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
+def _openvino_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner:
     """ModelError where OpenVINO is not installed, does not take the model, or computes something else."""
     first = next(model.parameters())
     if first.device.type != "cpu":
@@ -201,7 +209,7 @@ def _last_line(error: BaseException) -> str:
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
-def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
+def _torch_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner:
     """Our own decoder where it agrees with the model, else the model itself where it agrees; ModelError if not."""
     if how.taps and how.deterministic:
         raise ModelError("heads: are not served with deterministic on torch")
@@ -209,6 +217,8 @@ def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
         runner = _lean_runner(model, sizes, how)
         if runner is not None:
             return runner
+    if isinstance(model, PlainDecoder):
+        raise ModelError(f"runtime: torch gives other logits than this {model.architecture}")
     if not takes_own_positions(model.config, sizes.context):
         try:
             return _generic_runner(model, sizes, how, alone=False)
@@ -217,13 +227,15 @@ def _torch_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner:
     return _generic_runner(model, sizes, how, alone=True)
 
 
-def _generic_runner(model: PreTrainedModel, sizes: Sizes, how: How, alone: bool) -> Runner:
+def _generic_runner(model: CausalModel, sizes: Sizes, how: How, alone: bool) -> Runner:
+    from specwire.lm.runners.hugging_face import HuggingFaceRunner  # as `model_config.CausalModel` says
+
     window = window_of(model.config, sizes.context)
     runner = HuggingFaceRunner(model, sizes.slots, sizes.context, window, alone)
     return _checked(model, DeterministicRunner(runner, ALONE, sizes.slots) if how.deterministic else runner, sizes)
 
 
-def _checked(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> Runner:
+def _checked(model: CausalModel, runner: Runner, sizes: Sizes) -> Runner:
     """The runner, if the model's own modules agree with themselves in it; else ModelError."""
     name = type(model).__name__
     try:
@@ -240,7 +252,7 @@ def _checked(model: PreTrainedModel, runner: Runner, sizes: Sizes) -> Runner:
     return runner
 
 
-def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | None:
+def _lean_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner | None:
     try:
         runner = _deterministic_runner(model, sizes) if how.deterministic else LlamaRunner(model, *sizes, taps=how.taps)
     except (Unsuited, AttributeError) as reason:
@@ -255,7 +267,7 @@ def _lean_runner(model: PreTrainedModel, sizes: Sizes, how: How) -> Runner | Non
     return None
 
 
-def _deterministic_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
+def _deterministic_runner(model: CausalModel, sizes: Sizes) -> Runner:
     runner = LlamaRunner(model, sizes.slots + 1, sizes.context, sizes.vocabulary, apart=True)
     widths = agreeing_widths(*runner.decoder.products())
     logger.info("rows are computed in blocks of %s", ", ".join(map(str, widths)))
@@ -263,7 +275,7 @@ def _deterministic_runner(model: PreTrainedModel, sizes: Sizes) -> Runner:
 
 
 @torch.inference_mode()
-def trial_of(model: PreTrainedModel, sizes: Sizes) -> Trial:
+def trial_of(model: CausalModel, sizes: Sizes) -> Trial:
     """By the model's own cache-less forward; the model may go."""
     first = next(model.parameters())
     text, tolerance = _trial_text(sizes), DYNAMIC_TOLERANCE if is_dynamic(model) else TOLERANCES[first.dtype]

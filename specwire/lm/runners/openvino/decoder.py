@@ -18,9 +18,8 @@ import torch
 from openvino import opset13 as opset
 from openvino.op import Constant, _PagedAttentionExtension
 from torch import nn
-from transformers import PreTrainedModel
 
-from specwire.lm.model_config import window_of
+from specwire.lm.model_config import CausalModel, window_of
 from specwire.lm.rounding import Int8Linear
 from specwire.lm.runners.decoder import DecoderShape
 from specwire.lm.runners.linear import side_by_side
@@ -63,7 +62,7 @@ class DecoderGraph:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: CausalModel,
         shape: DecoderShape,
         context: int,
         vocabulary: int,
@@ -141,7 +140,7 @@ class DecoderGraph:
         swapped = opset.concat([second, first], axis=-1)
         return opset.add(opset.multiply(both, cos), opset.multiply(swapped, sin))
 
-    def _turns(self, model: PreTrainedModel, context: int) -> list[Any]:
+    def _turns(self, model: CausalModel, context: int) -> list[Any]:
         """Cosines and sines (tokens, 1, 1, size); signs of the rotation: (a, b) -> (a cos - b sin, b cos + a sin)."""
         angles = rotations_of(model, context, self.size)
         tables = torch.cat((angles.real, angles.real), -1), torch.cat((-angles.imag, angles.imag), -1)

@@ -385,9 +385,9 @@ class PagedGraph:
     one sequence it packs them anew; either adds in another order. (Weights in 8 bits whose products are of floats are
     multiplied otherwise in forwards of several rows, so that this does not hold for them.)
 
-    Of a small graph one that tells less is compiled, too, over the same caches, for the forwards of which nothing else
-    is asked. Plain steps and windows share one compilation: weights of two would push each other out of the processor's
-    caches, which costs more than changes of shape.
+    Where a small graph that tells less is given, it is compiled, too, over the same caches, for the forwards of which
+    nothing else is asked. Plain steps and windows share one compilation: weights of two would push each other out of
+    the processor's caches, which costs more than changes of shape.
     """
 
     def __init__(
