@@ -126,7 +126,8 @@ def _read_eagle3(folder: Path, target: CausalModel, info: ModelInfo) -> Eagle3:
 
 
 def _embedding_of(target: CausalModel) -> torch.Tensor:
-    return target.get_input_embeddings().get_parameter("weight").detach()
+    embedding: torch.Tensor = target.get_input_embeddings().get_parameter("weight")
+    return embedding.detach()
 
 
 def _check_rotation(folder: Path, told: Eagle3Config, target: CausalModel) -> None:
