@@ -207,5 +207,8 @@ def _check_fit(known: list[Facts], slots: int, available: int | None) -> Iterato
         return
     caches = sum(each.kv_bytes for each in known)
     room = SHARE * available - sum(each.weight_bytes or 0 for each in known)
-    remedy = f"--slots {int(room // caches)}" if caches and room >= caches else "a shorter --context, or smaller models"
-    yield bad("memory", f"{readable(needed)} needed for models and caches, {readable(available)} available", remedy)
+    told = f"{readable(needed)} needed for models and {slots} full contexts, {readable(available)} available"
+    if caches and room >= caches:  # caches take memory as texts grow
+        yield warn("memory", told, f"--slots {int(room // caches)}, if texts will be as long as that")
+    else:
+        yield bad("memory", told, "a shorter --context, or smaller models")
