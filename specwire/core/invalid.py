@@ -38,7 +38,7 @@ class Code(IntEnum):
 
     Non-finite logits abort their session: ABORTED, because neither the caller's request nor the server is at fault and
     the same text would fail again here. A text that its constraint lets neither go on nor end: OUT_OF_RANGE; but
-    INVALID_ARGUMENT where the constraint asks for too much time or memory.
+    INVALID_ARGUMENT where the constraint asks for too much time or memory, INTERNAL where what computes it is gone.
     """
 
     OK = 0

@@ -62,6 +62,10 @@ class Matching:
     def trouble(self) -> str:
         return _said(self._matcher.get_error())
 
+    @property
+    def broken(self) -> bool:
+        return False
+
     def take(self, tokens: Sequence[int]) -> int:
         """The library is not told of an end of sequence: it need not know it to go back."""
         if self._ended:

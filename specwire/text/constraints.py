@@ -280,7 +280,7 @@ class RemoteMatching:
         self._give_up_s = 0.0
         # Of the answer, so far.
         self._said = bytearray()
-        self._trouble = ""
+        self._trouble, self._broken = "", False
 
     @property
     def length(self) -> int:
@@ -289,6 +289,10 @@ class RemoteMatching:
     @property
     def trouble(self) -> str:
         return self._trouble
+
+    @property
+    def broken(self) -> bool:
+        return self._broken
 
     @property
     def _ended(self) -> bool:
@@ -393,3 +397,4 @@ class RemoteMatching:
 
     def _lose(self, lost: Lost) -> None:
         self._trouble, self._rows, self._asked = str(lost), [], None
+        self._broken = not isinstance(lost, Closed)

@@ -238,6 +238,19 @@ def test_a_plain_step_is_due_that_shows_whether_windows_or_the_machine_take_long
     assert learned.plain(sessions) == pytest.approx(plain_us, rel=0.1)
 
 
+@pytest.mark.parametrize("dearer", [1.2, 1.5, 2.0])
+def test_windows_that_become_dearer_later_are_not_taken_for_a_slow_machine(dearer: float) -> None:
+    """As when another process begins to share the caches: steps have windows, but for due ones."""
+    learned = StepCosts(ForwardTimes({1: 1000.0, 4: 1100.0}))
+    for _ in range(20):
+        observe(learned, 1, 1000.0)
+        observe(learned, 4, 1100.0)
+    for _ in range(2000):
+        observe(learned, *((1, 1000.0) if learned.plain_due(1) else (4, 1100.0 * dearer)))
+    assert learned.plain(1) == pytest.approx(1000.0, rel=0.1)
+    assert learned.of(1)(4) == pytest.approx(1100.0 * dearer, rel=0.1)
+
+
 def test_what_any_window_costs_is_learnt_where_rows_were_measured_to_cost_nothing() -> None:
     """As measured: a step of four sessions takes half as long again with a window of any width, at rest not at all."""
     learned = StepCosts(ForwardTimes({1: 1000.0, 32: 1000.0}), {(4, 1): 2000.0, (4, 4): 2000.0})

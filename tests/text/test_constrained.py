@@ -466,7 +466,7 @@ async def test_a_process_that_stands_still_is_given_up_at_a_limit(
         assert time.monotonic() - began < 0.3
         await until(lambda: matcher.heard(0.0))
     assert not any(mask.any() for mask in matcher.masks(()) if mask is not None)
-    assert matcher.trouble == "did not answer within 0.3 s"
+    assert (matcher.trouble, matcher.broken) == ("did not answer within 0.3 s", True)
     assert 0.3 <= time.monotonic() - began < 10 * LIMIT_S
     os.kill(int(child), signal.SIGCONT)
 

@@ -41,6 +41,7 @@ class Walk:
     """Implements `specwire.core.law.constraint.Matcher`."""
 
     trouble = ""
+    broken = False
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton

@@ -240,16 +240,18 @@ def test_a_dead_end_is_told_by_where_and_why(proposed: tuple[int, ...]) -> None:
     assert rig.held_slots() == 0
 
 
-def test_a_constraint_that_asks_for_too_much_in_the_middle_is_no_dead_end() -> None:
+@pytest.mark.parametrize(("broken", "code"), [(False, Code.INVALID_ARGUMENT), (True, Code.INTERNAL)])
+def test_a_constraint_that_asks_for_too_much_in_the_middle_is_no_dead_end(broken: bool, code: Code) -> None:
+    """Nor is one whose process is gone, which is nobody's fault but the server's."""
     dead = Automaton([{3: 1}, {}], frozenset(), VOCABULARY, END)
     rig = Rig(MODEL, slots=1, context=64)
     walk = Walk(dead)
-    walk.trouble = "took too much"
+    walk.trouble, walk.broken = "took too much", broken
     rig.tick(opens=(OPENED,))
     rig.engine.inbox.put(Begun(0, OPENED.handle, OPENED.generation, walk))
     rig.run()
     told = [(each.code, each.message) for each in rig.refused]
-    assert told == [(Code.INVALID_ARGUMENT, "grammar: took too much, at position 4")]
+    assert told == [(code, "grammar: took too much, at position 4")]
     assert rig.held_slots() == 0
 
 

@@ -122,7 +122,7 @@ class HeadDrafting:
             with detect_out_of_memory():
                 if began_us >= self._short_until_us:
                     self._draft(self._heads, step, now_us, tell)
-            self._heed(self._heads, step)
+            self._heed(self._heads, step, self._keeping and began_us >= self._short_until_us)
         except ShortOfMemory as short:
             self._wait(short, began_us, now_us())
         except Exception as error:
@@ -140,9 +140,9 @@ class HeadDrafting:
             logger.warning("the head is short of memory, and drafts nothing until there is some: %s", short)
         self._short, self._short_until_us = True, ended_us + (ended_us - began_us) / EXPLORED_SHARE
 
-    def _heed(self, heads: DraftingModel, step: DraftedStep) -> None:
+    def _heed(self, heads: DraftingModel, step: DraftedStep, keeping: bool) -> None:
         """Keep the features of those that take a head's tokens and are not in debt, if of any."""
-        sessions = {**step.decoding, **step.prompts} if self._keeping else {}
+        sessions = {**step.decoding, **step.prompts} if keeping else {}
         takers = {slot: held for slot, held in sessions.items() if _takes(held) and step.spare_us(held) > 0.0}
         heads.heed(takers)
         self._takers = [held for slot, held in takers.items() if slot in step.decoding]

@@ -104,6 +104,11 @@ class Matcher(Protocol):
         """Why nothing can be taken any more, where the matcher itself failed; else ""."""
         ...
 
+    @property
+    def broken(self) -> bool:
+        """Whether that is this machine's doing: what computes it is gone, or does not answer."""
+        ...
+
     def take(self, tokens: Sequence[int]) -> int:
         """Go on by as many of `tokens`, from the first, as may stand there; returns how many."""
         ...

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from specwire.core.policy.estimates import ForwardTimes, interpolated, typical
 from specwire.core.policy.tunables import (
+    EXPLORED_SHARE,
     OUTLIER,
     PACE_WEIGHT,
     PLAN_EVERY,
@@ -68,8 +69,8 @@ class PacedSteps:
     """
 
     def __init__(self, pace: float = 1.0) -> None:
-        # `_felt`: by all steps.
-        self.pace = self._felt = pace
+        # `_felt`: by all steps. `_shown`: when the last plain step showed it.
+        self.pace = self._felt = self._shown = pace
         self.ratio = 1.0
         self._pairs: deque[float] = deque(maxlen=SEEN_STEPS)
         # Whether the last step was plain, and how many times as long as measured it took; steps since a plain one.
@@ -84,9 +85,10 @@ class PacedSteps:
     def plain_due(self) -> bool:
         """Whether the next step should be a plain one: windows alone cannot tell if the machine or they take longer.
 
-        Where neither does none is due, so that it tells no tenant of windows of others.
+        Where neither does, one is due for each share of steps that tries may take, whatever windows others have.
         """
-        return 8 * abs(self._felt - self.pace) > self.pace and self._since >= PLAN_EVERY
+        changed = 8 * abs(self._felt - self._shown) > self._shown and self._since >= PLAN_EVERY
+        return changed or self._since >= 1.0 / EXPLORED_SHARE
 
     def observe(self, plain: bool, taken: float) -> None:
         """A step took so many times as long as it was measured. A single slow one counts for little."""
@@ -95,6 +97,8 @@ class PacedSteps:
         if plain or self._compared:
             self.pace *= (shown / self.pace) ** (PACE_WEIGHT if plain else TIMING_WEIGHT)
         self._felt *= (shown / self._felt) ** (PACE_WEIGHT if plain else TIMING_WEIGHT)
+        if plain:
+            self._shown = self.pace
         last, self._last = self._last, (plain, taken)
         self._since = 0 if plain else self._since + 1
         if last is not None and last[0] is not plain:

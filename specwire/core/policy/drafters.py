@@ -59,6 +59,8 @@ from specwire.core.policy.tunables import (
     TRIAL_VERDICTS,
 )
 
+# What a chunk is taken to need, in microseconds, of a drafter that has told no time yet.
+UNTOLD_US = 1.0
 # A round trip can be hundreds of steps long.
 REMEMBERED_VERDICTS = 1024
 
@@ -103,7 +105,7 @@ class LearntDrafter:
         apart_us = took_us if 2 * beside_us < took_us else took_us - beside_us * (1.0 - 1.0 / OUTLIER)
         least_us, most_us = apart_us / tokens, took_us / tokens
         known = self.draft_us
-        if known is None or most_us < known / 2:
+        if known is None or known <= UNTOLD_US or most_us < known / 2:
             self.draft_us, self.deviation_us = least_us, max(self.deviation_us, took_us / 4)
             return
         taken_us = min(max(known, least_us), most_us)
@@ -338,8 +340,9 @@ class DrafterPacing:
         self._chunks += 1
         self._here = self._here or live
         asked_us = self._verdicts.get(proposal.base) if proposal.offset == 0 else None
-        # 0 tells nothing: of two chunks that are sent together the first has it all. Who never tells takes no time.
-        took_us, beside_us = float(proposal.draft_us or (self.learnt.draft_us is None)), 0.0
+        # 0 tells nothing: of two chunks that are sent together the first has it all.
+        took_us = float(proposal.draft_us) or (UNTOLD_US if self.learnt.draft_us is None else 0.0)
+        beside_us = 0.0
         if self._drafter.shares_cores:
             took_us = took_us if asked_us is None else max(0.0, arrived_us - asked_us)
             begun_us = arrived_us - took_us

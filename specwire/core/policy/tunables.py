@@ -48,9 +48,9 @@ ENOUGH = 8
 # Windows, turns, and a head's drafts, over none, and turns over the present ones, as a multiple. What they cost is not
 # known to 2 %, and of 16 sessions' estimates those are acted on that err upwards (tests/sim/test_fleet.py).
 LEAST_GAIN = 1.02
-# The ledger: a session may lose this share of its time, and so many plain steps (docs/HOW_IT_WORKS.md). What it cannot
-# see, that a drafter goes on for a while and a machine changes, may lose half a percent more. With two steps chance
-# ends a head in a batch where it pays (tests/sim/test_simulation.py).
+# The ledger: a session may lose this share of its time, and so many plain steps. What it cannot see, that a drafter
+# goes on for a while and a machine changes, may lose half a percent more. With two steps chance ends a head in a batch
+# where it pays (tests/sim/test_simulation.py).
 TOLERATED_SHARE = 0.015
 TOLERATED_STEPS = 3.0
 # Share of the time that tries of what does not pay may cost: probes of a drafter that is off, tests of a window,

@@ -382,7 +382,7 @@ def schedule(
     else:
         windows = divided(decoding, V, most_rows)
     shares = [_share(each.slot, windows) for each in decoding]
-    if patient or prompts:
+    if patient or prompts or len(decoding) >= most_rows:  # what came could not be tested
         return StepPlan((*shares, *prompts))
     return StepPlan(tuple(shares), *_wait(decoding, shares, now_us, windows, V))
 

@@ -212,11 +212,6 @@ class Chains:
                 del self._acceptance[min(self._acceptance)]
         return found
 
-    @property
-    def has_sources(self) -> bool:
-        """Whether a source proposed that is not known to be gone."""
-        return len(self._newest) > 0
-
     def clear(self) -> None:
         """Drop every tree; what would extend one of them is stale."""
         self._trees.clear()

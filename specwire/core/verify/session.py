@@ -372,10 +372,13 @@ class VerifySession:
 
     @property
     def dead_end(self) -> tuple[Code, str]:
-        """Why a stuck session can neither go on nor end: its constraint asks for too much, or allows nothing here."""
+        """Why a stuck session can neither go on nor end: its constraint allows nothing here, or asks for too much, or
+        what computes it is gone.
+        """
         kind = self.sampling.constraint.kind if self.sampling.constraint is not None else ""
         if self.matcher is not None and self.matcher.trouble:
-            return Code.INVALID_ARGUMENT, f"{kind}: {self.matcher.trouble}, at position {self.position}"
+            code = Code.INTERNAL if self.matcher.broken else Code.INVALID_ARGUMENT
+            return code, f"{kind}: {self.matcher.trouble}, at position {self.position}"
         return Code.OUT_OF_RANGE, f"{kind}: the text may neither go on nor end at position {self.position}"
 
     @property

@@ -217,8 +217,6 @@ def _torch_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner:
         runner = _lean_runner(model, sizes, how)
         if runner is not None:
             return runner
-    if isinstance(model, PlainDecoder):
-        raise ModelError(f"runtime: torch gives other logits than this {model.architecture}")
     if not takes_own_positions(model.config, sizes.context):
         try:
             return _generic_runner(model, sizes, how, alone=False)
@@ -255,15 +253,16 @@ def _checked(model: CausalModel, runner: Runner, sizes: Sizes) -> Runner:
 def _lean_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner | None:
     try:
         runner = _deterministic_runner(model, sizes) if how.deterministic else LlamaRunner(model, *sizes, taps=how.taps)
-    except (Unsuited, AttributeError) as reason:
-        logger.info("%s is served by its own modules: %s", type(model).__name__, reason)
-        return None
-    error = trial_of(model, sizes).held(runner, sizes.slots)
-    if error <= 1:
-        return runner
-    logger.warning(
-        "%s is served by its own modules: our decoder is off by %.1f tolerances", type(model).__name__, error
-    )
+    except (Unsuited, AttributeError) as unsuited:
+        reason = str(unsuited)
+    else:
+        error = trial_of(model, sizes).held(runner, sizes.slots)
+        if error <= 1:
+            return runner
+        reason = f"our decoder is off by {error:.1f} tolerances"
+    if isinstance(model, PlainDecoder):  # of a file: it has no other modules
+        raise ModelError(f"runtime: torch cannot run this {model.architecture}: {reason}")
+    logger.warning("%s is served by its own modules: %s", type(model).__name__, reason)
     return None
 
 
