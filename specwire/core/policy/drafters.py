@@ -59,8 +59,6 @@ from specwire.core.policy.tunables import (
     TRIAL_VERDICTS,
 )
 
-# What a chunk is taken to need, in microseconds, of a drafter that has told no time yet.
-UNTOLD_US = 1.0
 # A round trip can be hundreds of steps long.
 REMEMBERED_VERDICTS = 1024
 
@@ -105,7 +103,7 @@ class LearntDrafter:
         apart_us = took_us if 2 * beside_us < took_us else took_us - beside_us * (1.0 - 1.0 / OUTLIER)
         least_us, most_us = apart_us / tokens, took_us / tokens
         known = self.draft_us
-        if known is None or known <= UNTOLD_US or most_us < known / 2:
+        if not known or most_us < known / 2:
             self.draft_us, self.deviation_us = least_us, max(self.deviation_us, took_us / 4)
             return
         taken_us = min(max(known, least_us), most_us)
@@ -341,13 +339,12 @@ class DrafterPacing:
         self._here = self._here or live
         asked_us = self._verdicts.get(proposal.base) if proposal.offset == 0 else None
         # 0 tells nothing: of two chunks that are sent together the first has it all.
-        took_us = float(proposal.draft_us) or (UNTOLD_US if self.learnt.draft_us is None else 0.0)
-        beside_us = 0.0
+        took_us, beside_us = float(proposal.draft_us), 0.0
         if self._drafter.shares_cores:
             took_us = took_us if asked_us is None else max(0.0, arrived_us - asked_us)
             begun_us = arrived_us - took_us
             beside_us = sum(max(0.0, min(arrived_us, ended) - max(begun_us, began)) for began, ended in forwards)
-        if took_us and proposal.tokens and (self._chunks > 1 or self.learnt.draft_us is None):
+        if proposal.tokens and (self.learnt.draft_us is None or (took_us and self._chunks > 1)):
             # The tokens of a tree's piece were drafted in one forward unless its chunk asked for more.
             levels = min(self.plan.pace.chunk, len(proposal.tokens)) if proposal.parents else len(proposal.tokens)
             self.learnt.drafted(max(1, levels), took_us, beside_us)
@@ -430,7 +427,7 @@ class DrafterPacing:
         known, shared = self.learnt, self._drafter.shares_cores
         if shared and not self._waits:
             return self.plan
-        draft_us = known.draft_us
+        draft_us = None if known.draft_us is None else max(1.0, known.draft_us)  # 0 of one that has told no time yet
         if draft_us is None and known.ignored < ENOUGH:
             return self._borne(step, self._trying("measuring"))
         if draft_us is None:
