@@ -53,7 +53,7 @@ class DecoderConfig:
         return self
 
 
-class Output(NamedTuple):
+class DecoderOutput(NamedTuple):
     """logits: (texts, tokens, vocabulary)."""
 
     logits: torch.Tensor
@@ -100,7 +100,7 @@ class Rotation(nn.Module):
         return both.cos().to(x.dtype), both.sin().to(x.dtype)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     def __init__(self, config: DecoderConfig, family: Family, dtype: torch.dtype) -> None:
         super().__init__()
         self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
@@ -152,7 +152,7 @@ class Mlp(nn.Module):
 class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig, family: Family, dtype: torch.dtype) -> None:
         super().__init__()
-        self.self_attn = Attention(config, family, dtype)
+        self.self_attn = SelfAttention(config, family, dtype)
         self.mlp = Mlp(config, dtype)
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps, dtype)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps, dtype)
@@ -209,9 +209,9 @@ class PlainDecoder(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> Output:
+    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> DecoderOutput:
         """input_ids: (texts, tokens), from position 0 on. There is no cache to use."""
-        return Output(self.lm_head(self.model(input_ids)))
+        return DecoderOutput(self.lm_head(self.model(input_ids)))
 
     @property
     def base_model(self) -> Body:

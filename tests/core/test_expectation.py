@@ -8,7 +8,7 @@ import pytest
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import AssignedDrafter, Proposal
-from specwire.core.policy.drafters import DrafterPacing, Due, LearntDrafter
+from specwire.core.policy.drafters import DrafterPacing, Due, LearntDrafter, PlannedStep
 from specwire.core.text import Ending
 from specwire.core.verify.session import Allowance, VerifySession
 
@@ -81,6 +81,18 @@ def test_dead_proposal_teaches_the_delay_but_is_no_answer() -> None:
     drafter.proposed(chunk(5), 1200.0, live=False)
     assert drafter.learnt.overhead_us == 1200.0
     assert drafter.due(PLAIN) is not None
+
+
+def test_one_that_tells_no_time_is_planned_as_quick_until_it_tells() -> None:
+    """Clients of other makers may leave it out; the first time that is told counts whole."""
+    drafter = pacing("auto")
+    drafter.proposed(chunk(0, 4), 100.0)
+    drafter.proposed(chunk(4, 4), 200.0)
+    assert drafter.learnt.draft_us == 0.0
+    drafter.verdict(0, PlannedStep(1, lambda _sessions: lambda _rows: 1000.0, 1e6))
+    assert drafter.plan.reason.startswith("gain ")
+    drafter.proposed(chunk(8, 4, draft_us=32_000), 300.0)
+    assert drafter.learnt.draft_us == 8_000.0
 
 
 def test_what_took_long_beside_a_forward_on_the_same_cores_is_taken_for_as_quick_as_that_allows() -> None:

@@ -280,6 +280,11 @@ def test_waits_for_tokens_that_are_due_soon() -> None:
     assert schedule([candidate(awaited=due())], 0.0, flat).wait_until_us == 300.0
 
 
+def test_what_could_not_be_tested_is_not_waited_for() -> None:
+    """In a step that has to be a plain one there is no row for it."""
+    assert schedule([candidate(awaited=due())], 0.0, flat, most_rows=1) == schedule([candidate()], 0.0, flat)
+
+
 Veto = Callable[[], list[StepCandidate]]
 
 

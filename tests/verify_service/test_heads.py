@@ -497,6 +497,22 @@ def test_a_head_that_is_short_of_memory_is_asked_again_later(caplog: pytest.LogC
     ]
 
 
+def test_while_a_head_is_short_of_memory_no_features_are_kept() -> None:
+    heads = ScriptedHeads(right)
+    rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+
+    def short() -> None:
+        rig.now += 1000.0  # a step: it is left alone for two hundred
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes")
+
+    heads.reading = heads.slowed = short
+    rig.open(1, PROMPT, max_tokens=150)
+    rig.run()
+    kept = [len(slots) > 0 for slots in heads.heeded]
+    assert len(kept) >= 148
+    assert 0 < sum(kept) <= 2
+
+
 def test_a_prompt_is_read_once_and_its_own_text_is_not_charged() -> None:
     """It takes as long as twenty forwards: with that in its ledger no session could bear a window for long."""
     heads = ScriptedHeads(right)
