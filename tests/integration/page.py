@@ -2,7 +2,8 @@
 
 What a page takes for granted is provided:
 
-- `specwire` is this checkout's. MODEL is a scripted model, and so is the pair of `specwire up` where none is named.
+- `specwire` is this checkout's. MODEL is a scripted model, and so is the pair of `specwire up` where none is named; it
+  has the chat template that it needs beside it.
 - Ports on 127.0.0.1 and 0.0.0.0 are free ones, the same port the same one all over. On 6379 there is a Redis.
 - What serves (`up`, `verify`, `draft`, `orchestrate`, `edge`, `registry`) goes on in the background from its ready line
   to the end of the page, or to that of the last page if another begins with the same command. It must then end with
@@ -99,7 +100,7 @@ class Desk:
         self._ports = {"6379": redis_port}
         self._kept = {self.placed(command) for command in kept}
         self._services: dict[str, Service] = {}
-        up = {"target": MODEL}
+        up = {"target": MODEL, "chat_template": str(ROOT / "examples" / "chatml.jinja")}
         (folder / "config.yaml").write_text(yaml.safe_dump({"up": up}))
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SPECWIRE_")},
