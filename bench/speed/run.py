@@ -356,12 +356,14 @@ def _piece(piece: Piece, settings: SpeedSettings, journal: Journal, found: Seque
     say(f"bench: {settings.name}, {piece.name}: {len(left)} turns left")
     # Of equal services each keeps for life what it drew at its start, up to 6 %: a second one draws anew, in the other
     # order.
-    half = len(left) if settings.short else (len(left) + 1) // 2
-    for order, turns in ((piece.rows, left[:half]), (piece.rows[::-1], left[half:])):
-        if turns and time.monotonic() < until:
-            now = time.monotonic()
-            share = until - now if turns[-1] is left[-1] else (until - now) / 2
-            _started(piece.name, order, turns, settings, journal, found, now + share)
+    turns = len(TEMPERATURES)
+    half = len(left) if settings.short else turns * -(-len(left) // (2 * turns))
+    now = time.monotonic()
+    _started(
+        piece.name, piece.rows, left[:half], settings, journal, found, until if settings.short else (now + until) / 2
+    )
+    if left[half:] and time.monotonic() < until:
+        _started(piece.name, piece.rows[::-1], left[half:], settings, journal, found, until)
 
 
 def _started(
