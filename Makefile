@@ -38,7 +38,7 @@ INTEGRATION_WORKERS ?= 3
 FAULT_WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models setup-conformance conformance conformance-tools node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz conformance-schemas statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-exact bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
+.PHONY: help setup setup-vllm setup-llamacpp setup-peers setup-models setup-conformance conformance conformance-tools node go demo test test-all test-vllm test-llamacpp test-ordinary test-unit test-integration test-faults test-faults-all test-floors test-cluster test-benches soak-sim soak soak-load fuzz conformance-door conformance-schemas statistics statistics-vllm lint lint-types lint-rest docs results format screenshots proto proto-baseline bench bench-ordinary bench-box bench-box-ordinary bench-batch bench-batch-ordinary bench-heads bench-heads-ordinary bench-real bench-reference bench-exact bench-vllm bench-gpu bench-wan bench-sweep bench-failover bench-cluster train-demo-pair clean
 .SILENT:
 
 help: ## show this list
@@ -240,6 +240,9 @@ HEADED ?= 10000
 
 DOCUMENTS ?= 20
 
+conformance-door: $(STAMP) $(CONFORMANCE) ## ten minutes of what schemathesis makes of our HTTP as OpenAPI: no answer of 5xx, and none that does not come
+	$(BIN)/python -m tests.door_conformance
+
 conformance-schemas: $(STAMP) ## what the grammars of JSON schemas allow, against the schemas of the JSON Schema Test Suite (make conformance-schemas DOCUMENTS=20)
 	$(BIN)/python -m tests.text.schema_conformance --documents $(DOCUMENTS)
 
@@ -295,9 +298,10 @@ node: ## install what the Node.js and TypeScript examples need, and compile thes
 	npm run --prefix examples/typescript --silent build
 
 # Debian's Go packages lie in the folder of Go's older way of finding packages, which asks no proxy.
-go: $(STAMP) ## generate and compile the Go example (examples/README.md says what that needs; its test runs where this is done)
+go: $(STAMP) ## generate and compile the Go clients, the example and the tests' (examples/README.md says what that needs; their tests run where this is done)
 	cd examples/go && "$(abspath $(BIN))/buf" generate ../../proto
 	cd examples/go && GO111MODULE=off GOPATH="$$PWD/build:/usr/share/gocode" go build -o build/client client.go
+	cd examples/go && GO111MODULE=off GOPATH="$$PWD/build:/usr/share/gocode" go build -o build/generation_client ../../tests/integration/generation_client.go
 
 screenshots: $(STAMP) ## pictures of the console for docs/ (needs Chromium)
 	$(BIN)/python -m scripts.screenshots

@@ -87,7 +87,7 @@ console.log(
     resumed: [resumed.code, [...broken.tokens, ...resumed.tokens].join() === whole.tokens.join(), broken.text + resumed.text],
     repeated: [repeated.session_id === broken.session_id, repeated.text],
     other: other.code,
-    unknown: await unary("GetSession", { session_id: "none" }),
+    unknown: await ended("none"),
   }),
 );
 service.close();
