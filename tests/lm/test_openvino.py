@@ -155,8 +155,8 @@ def test_a_feed_that_wants_no_logits_is_watched_too(tmp_path: Path) -> None:
 
 
 def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four rows, then one: the next forwards keep to four until a change is cheaper."""
-    monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 8)
+    """Four rows, then windows of two: they keep to four until a change is cheaper. A plain step is never padded."""
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 5)
     seen: list[int] = []
     place = PagedGraph._place
 
@@ -169,11 +169,11 @@ def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypat
     monkeypatch.setattr(PagedGraph, "_place", watched)
     text = [1, 3, 9, 4]
     lm.forward([Feed(0, 0, text, 1)])
-    for at in range(4):
-        logits = lm.forward([Feed(0, 4 + at, [6], 1)])
-        text.append(6)
-        torch.testing.assert_close(logits, plain(model, text)[-1:], atol=TOLERANCE, rtol=TOLERANCE)
-    assert seen == [4, 4, 4, 1, 1]
+    for tokens in ([6, 2], [6], [6, 5], [7], [6, 9], [2]):
+        logits = lm.forward([Feed(0, len(text), tokens, len(tokens))])
+        text += tokens
+        torch.testing.assert_close(logits, plain(model, text)[-len(tokens) :], atol=TOLERANCE, rtol=TOLERANCE)
+    assert seen == [4, 4, 1, 4, 1, 2, 1]
 
 
 @pytest.mark.parametrize("window", [2, 4])

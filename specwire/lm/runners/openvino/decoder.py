@@ -115,40 +115,43 @@ class DecoderGraph:
         return opset.add(x, self._product(opset.multiply(opset.swish(first), second), [down]))
 
     def _attended(self, index: int, attention: nn.Module, whole: Any) -> Any:
-        """What queries see (tokens, 1, queries x size), of queries, keys and values of all heads side by side."""
+        """What queries see (tokens, queries x size), of queries, keys and values of all heads side by side."""
         turned, size = self.queries + self.heads, self.size
         both, value = _parts(whole, -1, [turned * size, self.heads * size])
-        both = self._turned(attention, opset.reshape(both, _ints([0, 0, turned, size]), special_zero=True))
-        query, key = _parts(both, 2, [self.queries, self.heads])
-        flat = [opset.reshape(each, _ints([0, -1]), special_zero=True) for each in (query, key, value)]
+        both = self._turned(attention, opset.reshape(both, _ints([0, 1, turned, size]), special_zero=True))
+        both = opset.reshape(both, _ints([0, turned * size]), special_zero=True)
+        flat = [*_parts(both, -1, [self.queries * size, self.heads * size]), value]
         told = [opset.constant(np.float32(size**-0.5)), _zeros(NO_WINDOW), _zeros(NO_SLOPES), self._inputs[LONGEST]]
-        inputs = [*flat, *self._caches[2 * index : 2 * index + 2], *(self._inputs[name] for name in PAGES), *told]
-        seen = _PagedAttentionExtension([each.output(0) for each in (*inputs, *map(_zeros, NOTHING))])
+        inputs = [*self._caches[2 * index : 2 * index + 2], *(self._inputs[name] for name in PAGES), *told]
+        seen = _PagedAttentionExtension([*flat, *(each.output(0) for each in (*inputs, *map(_zeros, NOTHING)))])
         for kind in ("k", "v"):
             seen.get_rt_info()[f"num_{kind}_heads"] = self.heads
             seen.get_rt_info()[f"{kind}_head_size"] = size
-        return opset.reshape(seen.output(0), _ints([0, 1, self.queries * size]), special_zero=True)
+        return seen.output(0)
 
     def _turned(self, attention: nn.Module, both: Any) -> Any:
-        """Queries and keys (tokens, 1, queries + heads, size), normed where the model does so, turned by position."""
+        """Queries and keys (tokens, 1, queries + heads, size), normed where the model does so, turned by position.
+
+        The turn is spelt as OpenVINO recognises it (`RoPEFusionGPTNEOX`): one operation, where others take five.
+        """
         norms = [optional(attention, f"{name}_norm.weight") for name in "qk"]
         if norms[0] is not None and norms[1] is not None:
             each = (norms[0].expand(self.queries, -1), norms[1].expand(self.heads, -1))
             both = self._normed(both, torch.cat(each))
-        first, second = _parts(both, -1, 2 * [self.size // 2])
+        first, second = _parts(both, 3, 2 * [self.size // 2])
         cos, sin = self._angles
-        swapped = opset.concat([second, first], axis=-1)
+        swapped = opset.concat([opset.multiply(second, opset.constant(np.float32(-1))), first], axis=-1)
         return opset.add(opset.multiply(both, cos), opset.multiply(swapped, sin))
 
     def _turns(self, model: CausalModel, context: int) -> list[Any]:
-        """Cosines and sines (tokens, 1, 1, size); signs of the rotation: (a, b) -> (a cos - b sin, b cos + a sin)."""
+        """Cosines and sines (tokens, 1, 1, size)."""
         angles = rotations_of(model, context, self.size)
-        tables = torch.cat((angles.real, angles.real), -1), torch.cat((-angles.imag, angles.imag), -1)
         at = self._of_token("position_ids")
-        return [opset.unsqueeze(self._looked_up(table, at), _ints([2])) for table in tables]
+        tables = (self._looked_up(torch.cat((each, each), -1), at) for each in (angles.real, angles.imag))
+        return [opset.unsqueeze(table, _ints([1, 2])) for table in tables]
 
     def _of_token(self, name: str) -> Any:
-        return opset.convert(opset.unsqueeze(self._inputs[name], _ints([1])), "i32")
+        return opset.convert(self._inputs[name], "i32")
 
     def _looked_up(self, table: torch.Tensor, at: Any) -> Any:
         return _widened(opset.gather(self._constant(table), at, opset.constant(np.int32(0))), table.dtype)
@@ -158,7 +161,7 @@ class DecoderGraph:
         mean = opset.reduce_mean(opset.power(x, opset.constant(np.float32(2))), _ints([-1]), keep_dims=True)
         root = opset.sqrt(opset.add(mean, opset.constant(np.float32(self.epsilon))))
         scaled = opset.multiply(x, opset.divide(opset.constant(np.float32(1)), root))
-        return opset.multiply(opset.constant(weight.float().view(1, 1, *weight.shape).numpy()), scaled)
+        return opset.multiply(opset.constant(weight.float().unsqueeze(0).numpy()), scaled)
 
     def _product(self, x: Any, linears: Sequence[nn.Module], rows: int | None = None) -> Any:
         """Outputs of layers side by side, the first `rows` of them."""
@@ -174,7 +177,7 @@ class DecoderGraph:
         biases = [_bias(linear)[:rows] for linear in linears]
         if not any(bias.any() for bias in biases):
             return product
-        return opset.add(product, opset.constant(torch.cat(biases).view(1, 1, -1).numpy()))
+        return opset.add(product, opset.constant(torch.cat(biases).view(1, -1).numpy()))
 
     def _constant(self, values: torch.Tensor) -> Any:
         """Over the same memory."""

@@ -385,9 +385,10 @@ class PagedGraph:
     one sequence it packs them anew; either adds in another order. (Weights in 8 bits whose products are of floats are
     multiplied otherwise in forwards of several rows, so that this does not hold for them.)
 
-    Where a small graph that tells less is given, it is compiled, too, over the same caches, for the forwards of which
-    nothing else is asked. Plain steps and windows share one compilation: weights of two would push each other out of
-    the processor's caches, which costs more than changes of shape.
+    A small graph is compiled twice, over the same caches. Where one that tells less is given, it is for the forwards of
+    which nothing else is asked. Otherwise it is for plain steps: a window between them would change the shape twice,
+    which takes SmolLM2 4 ms each time (a plain step of it 14), or have the steps behind it padded. So drafting makes no
+    plain step longer.
     """
 
     def __init__(
@@ -411,14 +412,19 @@ class PagedGraph:
         tensors, total = self.pages.tensors, (slots + 1) * self.pages.per_slot
         self._compiled.name_caches(tensors)
         self._indices = np.arange(total, dtype=np.int32).reshape(slots + 1, self.pages.per_slot)
-        self._telling = self._quiet = self._compiled
+        self._telling = self._quiet = self._plain = self._compiled
         if context < FEW:
             return
         price = min(price_of_change(self._time), context)
         self._telling.steady = SteadyRows(price)
-        if quiet is not None and constant_bytes(graph) <= MOST_COPIED_BYTES:
-            self._quiet = CompiledGraph(quiet, options, tensors)
-            self._quiet.steady = SteadyRows(price)
+        if constant_bytes(graph) > MOST_COPIED_BYTES:
+            return
+        second = CompiledGraph(graph if quiet is None else quiet, options, tensors)
+        second.steady = SteadyRows(price)
+        if quiet is None:
+            self._plain = second
+        else:
+            self._quiet = second
 
     def _time(self, rows: int) -> float:
         """Seconds of a forward of so many rows, on the slot of the padding."""
@@ -433,6 +439,8 @@ class PagedGraph:
         if any(len(feed.tokens) > 1 for feed in feeds):
             sequences = [*chain.from_iterable(map(in_sequences, feeds))]
         self._compiled = self._telling if telling else self._quiet
+        if needed == len(feeds) and self._compiled is self._telling:
+            self._compiled = self._plain
         rows = self._compiled.steady.shape(needed)
         spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
