@@ -28,10 +28,9 @@ from orchestrator.store import (
     open_store,
 )
 from orchestrator.store.base import MOST_STEP_US, UnfitStore, unavailable
-from orchestrator.store.batcher import MOST_AT_ONCE
 from orchestrator.store.encoding import encode_record
-from orchestrator.store.redis import RedisStore
-from orchestrator.store.scripts import request_key, roll_key, session_keys
+from orchestrator.store.redis import MOST_AT_ONCE, RedisStore
+from orchestrator.store.scripts import READ_SETTLED, TAIL_SETTLED, request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from specwire.redis.connection import Command, Node
@@ -540,12 +539,12 @@ async def test_a_settled_read_of_a_log_without_a_lifetime_gives_it_one(
     keys = session_keys("s")
     for key in keys:
         raw.persist(key)
-    script = store.TAIL_SETTLED if arguments else store.READ_SETTLED
-    assert (await store._batcher.call(script, keys, *arguments))[0] == 0
+    script = TAIL_SETTLED if arguments else READ_SETTLED
+    assert (await store._call(script, keys, *arguments))[0] == 0
     least, most = (4_000, 5_000) if ended else (59_000, 60_000)
     assert all(least < raw.pttl(key) <= most for key in keys)
     raw.pexpire(keys[0], 7_000)
-    assert (await store._batcher.call(script, keys, *arguments))[0] == 0
+    assert (await store._call(script, keys, *arguments))[0] == 0
     assert 6_000 < raw.pttl(keys[0]) <= 7_000
     await store.close()
 
