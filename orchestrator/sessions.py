@@ -13,8 +13,7 @@ import grpc
 
 from orchestrator.admission import Admission
 from orchestrator.options import OrchestratorOptions
-from orchestrator.ownership.ownership import Cancellations, Ownership
-from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
+from orchestrator.ownership import Cancellations, Ownership
 from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice, hash_beside
@@ -30,6 +29,7 @@ from orchestrator.store import (
 )
 from orchestrator.store.base import NONE_OF_IT
 from orchestrator.store.health import LogHealth
+from orchestrator.sweeper import Rolls, Sweeper, SweepPatience
 from orchestrator.tenants import Allowances, check_rule, no_session
 from specwire.core.messages import End, FinishReason
 from specwire.rpc.errors import StatusError
@@ -426,7 +426,7 @@ class Orchestrator:
         """The session, whoever began it: driven here, or shown as another orchestrator drives it.
 
         take_over: the caller has lost its connection to the orchestrator that drove it; see
-        `orchestrator.ownership.ownership`.
+        `orchestrator.ownership`.
         traceparent: of the caller's span, below which the session has one here if it was not here before.
 
         Raises:

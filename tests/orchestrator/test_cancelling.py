@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import grpc
 import pytest
 
-from orchestrator.ownership import ownership as cancelling
-from orchestrator.ownership.ownership import KEPT_S, Cancellations
-from orchestrator.session.output import Output
+from orchestrator import ownership as cancelling
+from orchestrator.ownership import KEPT_S, Cancellations
+from orchestrator.session.output import SessionView
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, Chunk, Started
@@ -18,6 +17,7 @@ from specwire.client.errors import SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, EmitEnd, End, FinishReason, Outcome
 from specwire.core.text import Stopping
+from specwire.telemetry.tracing import NO_SPAN
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
 from tests.orchestrator.test_sweeping import orphan
@@ -124,22 +124,21 @@ async def test_a_promise_outlasts_a_log_that_is_silent_for_longer() -> None:
     assert await is_cancelled(store)
 
 
-@dataclass
-class Ending:
+def driven(abandoned: bool = False) -> SessionView:
     """A session that is driven here, and ending."""
-
-    output: Output
-    abandoned: bool = False
+    view = SessionView(RECORD, NO_SPAN, 0.0, lambda: None, lambda _: None)
+    view.abandoned = abandoned
+    return view
 
 
 async def test_what_has_ended_in_the_log_need_not_be_said_again() -> None:
     store = SqliteStore()
     await store.create(RECORD, 60.0)
-    cancellations, driven = Cancellations(store, 5.0), Ending(Output(2))
-    await cancellations.ask("session", driven)
+    cancellations, ending = Cancellations(store, 5.0), driven()
+    await cancellations.ask("session", ending)
     await cancellations.repeat()
     assert cancellations._promised
-    driven.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
+    ending.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
     await cancellations.repeat()
     assert not cancellations._promised
 
@@ -147,9 +146,9 @@ async def test_what_has_ended_in_the_log_need_not_be_said_again() -> None:
 @pytest.mark.parametrize("abandoned", [False, True])
 async def test_an_end_in_the_log_counts_as_its_flag(abandoned: bool) -> None:
     """Not where it ended for readers here alone, for want of the log."""
-    driven = Ending(Output(2), abandoned)
-    driven.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
-    asking = Cancellations(Silent(), 0.0).ask("session", driven)
+    ending = driven(abandoned)
+    ending.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
+    asking = Cancellations(Silent(), 0.0).ask("session", ending)
     if not abandoned:
         await asking
         return
@@ -162,7 +161,7 @@ async def test_a_session_that_is_driven_here_exists_also_where_the_log_has_lost_
     """Its owner has not written it again in time: that is no session of which nobody knows."""
     cancellations = Cancellations(SqliteStore(), 0.0)
     with pytest.raises(StoreUnavailable, match="has lost the session"):
-        await getattr(cancellations, what)("session", Ending(Output(2)))
+        await getattr(cancellations, what)("session", driven())
     assert not cancellations._promised
 
 

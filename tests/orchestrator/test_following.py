@@ -7,14 +7,15 @@ from unittest.mock import patch
 
 import pytest
 
-from orchestrator.ownership import follower as following
-from orchestrator.ownership.follower import Follower, NobodyDrives
-from orchestrator.session.output import UNREAD, OtherText, Output, Readers, Replay, Timers
+from orchestrator import ownership as following
+from orchestrator.ownership import Follower, NobodyDrives
+from orchestrator.session.output import UNREAD, OtherText, Replay, SessionView
 from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
 from specwire.core.text import Stopping
+from specwire.telemetry.tracing import NO_SPAN
 from tests.core.script import LetterScanner
 from tests.orchestrator.test_store import alter, lose_logs
 from tests.wait import until
@@ -24,14 +25,11 @@ TTL_S, TIMEOUT_S = 60.0, 5.0
 D = Outcome.DIRECT
 
 
-class Session:
-    """Has one reader until a test says otherwise."""
-
-    def __init__(self) -> None:
-        self.readers = Readers(Timers(), 0.0, lambda: True, lambda: None)
-        self.readers.count = 1
-        self.newest_fence = 0
-        self.patience_with_others: float = LEASE_S
+def shown_here() -> SessionView:
+    """It has one reader until a test says otherwise."""
+    view = SessionView(RECORD, NO_SPAN, 0.0, lambda: None, lambda _: None)
+    view.readers.count = 1
+    return view
 
 
 class Log(SqliteStore):
@@ -60,13 +58,13 @@ class Scene:
     def __init__(self, log: Log, fence: int) -> None:
         self.log = log
         self.fence = fence
-        self.session = Session()
+        self.session = shown_here()
         self.can_drive = True
-        self.output = Output(len(RECORD.prompt))
+        self.output = self.session.output
         replay = Replay(self.output, LetterScanner(()))
         self.now = 0.0
         with patch.object(asyncio.get_running_loop(), "time", lambda: self.now):
-            self.follower = Follower(log, "s", self.session, replay, "us", lambda: self.can_drive, TIMEOUT_S)
+            self.follower = Follower(log, self.session, replay, "us", lambda: self.can_drive, TIMEOUT_S)
         self.task = asyncio.create_task(self.follower.run())
 
     async def append(self, *tokens: int) -> None:

@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from orchestrator import server
+from orchestrator import sweeper as sweeping
 from orchestrator.options import OrchestratorOptions
-from orchestrator.ownership import sweeper as sweeping
-from orchestrator.ownership.sweeper import Sweeper, SweepPatience
 from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
+from orchestrator.sweeper import Sweeper, SweepPatience
 from orchestrator.tenants import new_session_id
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome

@@ -13,9 +13,9 @@ import pytest
 from redis import Redis
 
 from deploy.cli.clients.generate import summary
+from orchestrator import ownership as following
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
-from orchestrator.ownership import follower as following
 from orchestrator.store import StoredSession
 from orchestrator.store.scripts import session_keys
 from orchestrator.store.sqlite import SqliteStore
