@@ -41,12 +41,12 @@ class Session:
     def on_broken(self, error: Exception) -> None:
         raise error
 
-    def on_drafter_lost(self) -> None: ...
+    def on_lost(self) -> None: ...
 
     def on_proposal(self, proposal: Proposal) -> None:
         self.heard.append(proposal)
 
-    def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None: ...
+    def on_refused(self, refused: common_pb2.Refused) -> None: ...
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ async def test_only_what_others_had_fed_counts_as_cached() -> None:
     session, verifying = played.driver.session, played.driver.verifying
     verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=1))
     assert played.driver.view.stats.cached_tokens == 1
-    verifying.on_verifier_lost()
+    verifying.on_lost()
     played.place(played.driver)
     verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=2, resumed=True))
     assert (played.driver.view.stats.cached_tokens, played.driver.view.stats.reopens) == (1, 1)
@@ -207,7 +207,7 @@ async def test_a_verifier_that_names_ever_newer_fences_is_given_up(above: int, b
     for _ in range(10):
         if driver.session.state is State.OPENING:
             named = driver.fence + above
-            driver.verifying.on_refused_by_verifier(
+            driver.verifying.on_refused(
                 common_pb2.Refused(code=code_number(grpc.StatusCode.FAILED_PRECONDITION), message="old", fence=named)
             )
     await until(lambda: driver.view.output.end is not None)
@@ -220,12 +220,12 @@ async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.Monke
     monkeypatch.setattr(verifying, "RETRY_VERIFIER", 0.01)
     played = await scene(verifier_wait=0.2)
     await played.decide(1, 2)
-    played.driver.verifying.on_verifier_lost()
+    played.driver.verifying.on_lost()
     played.place(played.driver)
     placed = played.placed
     while played.driver.view.output.end is None:  # it opens, is refused, and after its patience fails
         if played.driver.session.state is State.OPENING:
-            played.driver.verifying.on_refused_by_verifier(FULL)
+            played.driver.verifying.on_refused(FULL)
         await asyncio.sleep(0.005)
     assert played.placed > placed + 1
     assert played.driver.view.failure is not None
@@ -238,10 +238,10 @@ async def test_those_that_find_no_slot_come_back_at_different_moments(monkeypatc
     monkeypatch.setattr(verifying.SessionVerifier, "_try_again", lambda _, seconds: waits.append(seconds))
     played = await scene()
     await played.decide(1)
-    played.driver.verifying.on_verifier_lost()
+    played.driver.verifying.on_lost()
     played.place(played.driver)
     for _ in range(20):
-        played.driver.verifying.on_refused_by_verifier(
+        played.driver.verifying.on_refused(
             common_pb2.Refused(handle=1, code=FULL.code, message="full", retry_after_ms=2000)
         )
     assert len(set(waits)) == 20
@@ -251,7 +251,7 @@ async def test_those_that_find_no_slot_come_back_at_different_moments(monkeypatc
 
 async def test_a_new_session_is_refused_at_once() -> None:
     played = await scene()
-    played.driver.verifying.on_refused_by_verifier(FULL)
+    played.driver.verifying.on_refused(FULL)
     await played.driver.view.ended(5.0)
     assert played.driver.view.failure == SessionFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
@@ -300,8 +300,8 @@ async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
     with played.driver.view.readers.reading():
         pass
     if read_elsewhere:
-        await until(lambda: played.driver._timers.left("detached") is not None)
-        await until(lambda: (played.driver._timers.left("detached") or 0.0) > 60.0)
+        await until(lambda: played.driver.view.timers.left("detached") is not None)
+        await until(lambda: (played.driver.view.timers.left("detached") or 0.0) > 60.0)
         await played.decide(1)
         assert played.driver.view.output.end is None
         await played.driver.close()
@@ -408,7 +408,7 @@ async def test_a_failure_after_the_end_does_not_change_it() -> None:
 async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, sound = await scene(), await scene()
     link = broken.verifier
-    sound.driver.verifying.on_verifier_lost()
+    sound.driver.verifying.on_lost()
     sound.driver.use_verifier(link)
     first, second = link.subjects
 
