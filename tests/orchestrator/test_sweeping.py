@@ -15,7 +15,7 @@ from orchestrator import sweeper as sweeping
 from orchestrator.options import OrchestratorOptions
 from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
-from orchestrator.sweeper import Sweeper, SweepPatience
+from orchestrator.sweeper import Sweeper
 from orchestrator.tenants import new_session_id
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
@@ -62,8 +62,7 @@ class Scene:
     known_here: bool = False
 
     def __post_init__(self) -> None:
-        patience = SweepPatience(OWNER_S, READER_S)
-        self.sweeper = Sweeper(self.log, lambda: {"w": self.driven}, self._end, patience, 3600.0)
+        self.sweeper = Sweeper(self.log, lambda: {"w": self.driven}, self._end, OWNER_S, READER_S, 3600.0)
 
     async def _end(self, log: StoredSession, reason: FinishReason) -> bool:
         if self.refusal is not None:
