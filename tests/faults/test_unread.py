@@ -15,9 +15,8 @@ from specwire.client import Chunk, Client, Event, Started
 from specwire.client.requests import RequestOptions
 from specwire.rpc.channel import READ_AHEAD_BYTES
 from tests.faults.http_streams import HttpReader
-from tests.faults.parts import Parts, parts
+from tests.faults.parts import Parts, parts, steps_of
 from tests.faults.stack import PLAIN, TARGET
-from tests.faults.steps import steps_of
 from tests.faults.streams import LIMIT_S, plain
 from tests.ports import free_address
 
