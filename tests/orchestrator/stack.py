@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import draft_service.server
@@ -15,7 +15,6 @@ import verify_service.server
 from draft_service.server import RunningDrafter
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
-from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Completion
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
@@ -32,7 +31,6 @@ DRAFT = "scripted:7:vocab=64:agree=0.7"
 # Slow enough that drafting pays and that a test can interfere half-way: an emulation, not a benchmark.
 SLOW_TARGET = f"{TARGET}:delay_ms=8"
 PROMPT = (5, 6, 7)
-ANYBODY = Access()
 # Seconds: a session that nobody reads outlives every wait of a test.
 UNREAD_S = 10 * LIMIT_S
 # Of a stack in which draft tokens are tested once the drafter is there, whoever is quick: they take turns, and the
@@ -89,41 +87,46 @@ def held(forwards: int) -> Iterator[Callable[[int], None]]:
 
 @dataclass
 class Stack:
+    """`parts`: owns what runs. What is stopped may be started again at its address."""
+
     client: AsyncClient
     orchestrator: server.RunningOrchestrator
     verifier: RunningVerifier
     drafters: list[RunningDrafter]
+    parts: AsyncExitStack
+
+    async def another(self, *drafters: str, **options: Any) -> server.RunningOrchestrator:
+        """One more orchestrator, of the same log and verifier."""
+        url = self.orchestrator.orchestrator.options.redis_url
+        known = OrchestratorOptions((self.verifier.address,), drafters, **{"redis_url": url, **options})
+        running = await server.start(known)
+        self.parts.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def verify_again(self, model: str = SLOW_TARGET, patient: bool = False, **options: Any) -> None:
+        """Stop the verifier, and have another one at its address."""
+        await self.verifier.stop(0.0)
+        served = ModelServiceOptions(model, self.verifier.address, **options)
+        self.verifier = await verify_service.server.start(served, patient=patient)
+        self.parts.push_async_callback(self.verifier.stop, 0.0)
 
 
 @asynccontextmanager
 async def stack(
     target: str = TARGET,
     *drafts: str,
-    redis_url: str = "memory:",
-    verifier_wait: float = 30.0,
-    accept_drafters: bool = False,
     slots: int = 16,
-    retention: float = 3600.0,
-    store_timeout: float = 30.0,
-    durability: str = "",
-    detach_grace: float = UNREAD_S,
-    drafters_per_session: int = 1,
-    plan: str = "auto",
-    http: str = "",
-    chat_template: str = "",
-    tool_format: str = "",
     patience: QueuePatience = PATIENCE,
-    access: Access = ANYBODY,
     context: int | None = None,
     patient: bool = False,
     dtype: str = "float32",
     deterministic: bool = False,
     heads: str = "",
     usage_log: Path | None = None,
+    **options: Any,
 ) -> AsyncIterator[Stack]:
-    """patient, dtype, deterministic, heads, usage_log: of the verifier.
-
-    What is stopped may be started again at its address.
+    """Of the verifier: slots, patience, context, patient, dtype, deterministic, heads, usage_log. options: of the
+    orchestrator (`OrchestratorOptions`).
     """
     async with AsyncExitStack() as parts:
         served = ModelServiceOptions(
@@ -135,25 +138,9 @@ async def stack(
         for draft in drafts:
             drafters.append(await draft_service.server.start(ModelServiceOptions(draft, context=context)))
             parts.push_async_callback(drafters[-1].stop, 0.0)
-        known = OrchestratorOptions(
-            (verifier.address,),
-            tuple(d.address for d in drafters),
-            redis_url,
-            listen=free_address(),
-            verifier_wait=verifier_wait,
-            retention=retention,
-            store_timeout=store_timeout,
-            durability=durability,
-            detach_grace=detach_grace,
-            accept_drafters=accept_drafters,
-            drafters_per_session=drafters_per_session,
-            plan=plan,
-            http=http,
-            chat_template=chat_template,
-            tool_format=tool_format,
-            access=access,
-        )
-        orchestrator = await server.start(known)
+        peers = (verifier.address,), tuple(each.address for each in drafters)
+        known = {"listen": free_address(), "detach_grace": UNREAD_S, **options}
+        orchestrator = await server.start(OrchestratorOptions(*peers, **known))
         parts.push_async_callback(orchestrator.stop, 0.0)
         client = await parts.enter_async_context(AsyncClient(orchestrator.address))
-        yield Stack(client, orchestrator, verifier, drafters)
+        yield Stack(client, orchestrator, verifier, drafters, parts)

@@ -20,14 +20,14 @@ from specwire.core.text import Stopping
 from specwire.telemetry.tracing import NO_SPAN
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
+from tests.orchestrator.test_store import log_of
 from tests.orchestrator.test_sweeping import orphan
 
 RECORD = SessionRecord("session", (1, 2), Sampling(), Stopping(8))
 
 
 async def is_cancelled(store: SqliteStore) -> bool:
-    log = await store.read("session")
-    assert log is not None
+    log = await log_of(store, "session")
     return log.cancelled
 
 
@@ -228,6 +228,5 @@ async def test_no_end_is_acknowledged_while_the_log_is_down(what: str) -> None:
                 with pytest.raises(DeletedSession):
                     await store.read(session_id)
                 return
-            log = await store.read(session_id)
-            assert log is not None
+            log = await log_of(store, session_id)
             assert log.cancelled or log.reason is FinishReason.CANCELLED

@@ -29,7 +29,7 @@ from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
-from tests.orchestrator.test_store import lose_logs, replace_output
+from tests.orchestrator.test_store import log_of, lose_logs, replace_output
 from tests.wait import until
 
 PROMPT = (1, 2)
@@ -262,8 +262,7 @@ async def test_a_lost_log_is_written_again() -> None:
     lose_logs(played.store)
     await played.decide(2)
     assert played.driver.view.failure is None
-    log = await played.store.read("s")
-    assert log is not None
+    log = await log_of(played.store, "s")
     assert (log.record, log.fence, log.tokens) == (played.driver.view.record, played.driver.fence, (1, 2))
     await played.driver.close()
 
@@ -274,8 +273,7 @@ async def test_a_log_lost_while_nothing_is_decided_is_written_again(monkeypatch:
     await played.decide(1)
     lose_logs(played.store)
     await played.driver.log.renew()
-    log = await played.store.read("s")
-    assert log is not None
+    log = await log_of(played.store, "s")
     assert log.tokens == (1,)
     await played.driver.close()
 

@@ -10,14 +10,12 @@ from functools import partial
 import grpc
 import pytest
 
-import verify_service.server
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started, Stats
 from specwire.client.requests import Prompt, RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
-from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, drafted, plain, stack
 from tests.wait import asked
 from verify_service.engine import session_manager
@@ -304,12 +302,8 @@ async def test_a_restarted_verifier_goes_on_with_the_same_text() -> None:
     async with stack(SLOW_TARGET, DRAFT) as running:
         generating = asyncio.create_task(running.client.complete(PROMPT, max_tokens=120, ignore_eos=True))
         await asyncio.sleep(0.3)
-        await running.verifier.stop(0.0)
-        again = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=running.verifier.address))
-        try:
-            done = await generating
-        finally:
-            await again.stop(0.0)
+        await running.verify_again()
+        done = await generating
     assert list(done.tokens) == plain(TARGET, PROMPT, 120)
 
 

@@ -303,37 +303,27 @@ def test_names_are_read_in_certificates() -> None:
 async def test_only_who_is_named_may_join(name: str) -> None:
     ours, drafters = Authority(), Authority("drafters")
     async with stack(SLOW_TARGET) as running:
-        verifiers, tls = running.orchestrator.orchestrator.options.verifiers, ours.server(client_ca=drafters)
+        tls = ours.server(client_ca=drafters)
         for accepted in (name, "another"):
-            hub = await orchestrator.server.start(
-                OrchestratorOptions(verifiers, tls=tls, accept_drafters=True, drafter_names=(accepted,))
-            )
-            try:
-                if accepted == name:
-                    async with dialled(hub.address, tls=ours.client(drafters.sign())):
-                        assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
-                else:
-                    with pytest.raises(JoinRefused, match="the certificate names 127.0.0.1, localhost, test, and"):
-                        await draft_service.server.dial_in(
-                            ModelServiceOptions(DRAFT), hub.address, ours.client(drafters.sign())
-                        )
-            finally:
-                await hub.stop(0.0)
+            hub = await running.another(tls=tls, accept_drafters=True, drafter_names=(accepted,))
+            if accepted == name:
+                async with dialled(hub.address, tls=ours.client(drafters.sign())):
+                    assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
+            else:
+                with pytest.raises(JoinRefused, match="the certificate names 127.0.0.1, localhost, test, and"):
+                    await draft_service.server.dial_in(
+                        ModelServiceOptions(DRAFT), hub.address, ours.client(drafters.sign())
+                    )
 
 
 async def test_with_mutual_tls_it_must_be_certified() -> None:
     ours, drafters = Authority(), Authority("drafters")
     async with stack(SLOW_TARGET) as running:
-        verifiers = running.orchestrator.orchestrator.options.verifiers
-        options = OrchestratorOptions(verifiers, tls=ours.server(client_ca=drafters), accept_drafters=True)
-        hub = await orchestrator.server.start(options)
-        try:
-            async with dialled(hub.address, tls=ours.client(drafters.sign())):
-                assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
-            with pytest.raises(JoinRefused, match="is not trusted"):
-                await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, drafters.client())
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, ours.client())
-        finally:
-            await hub.stop(0.0)
+        hub = await running.another(tls=ours.server(client_ca=drafters), accept_drafters=True)
+        async with dialled(hub.address, tls=ours.client(drafters.sign())):
+            assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
+        with pytest.raises(JoinRefused, match="is not trusted"):
+            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, drafters.client())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, ours.client())

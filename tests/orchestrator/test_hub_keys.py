@@ -10,10 +10,8 @@ import grpc.aio
 import pytest
 
 import draft_service.server
-import orchestrator.server
 from draft_service.dialler import JoinRefused
 from orchestrator.hub import MOST_SAID_BYTES
-from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient
@@ -31,13 +29,7 @@ LIMIT_S = 120.0
 @asynccontextmanager
 async def hub() -> AsyncIterator[RunningOrchestrator]:
     async with stack(SLOW_TARGET, patient=True) as running:
-        verifiers = running.orchestrator.orchestrator.options.verifiers
-        options = OrchestratorOptions(verifiers, accept_drafters=True, access=ACCESS, plan=TURNS)
-        started = await orchestrator.server.start(options)
-        try:
-            yield started
-        finally:
-            await started.stop(0.0)
+        yield await running.another(accept_drafters=True, access=ACCESS, plan=TURNS)
 
 
 async def test_a_drafter_with_its_token_joins_and_a_client_with_its_own_is_served() -> None:

@@ -57,12 +57,8 @@ async def test_a_known_tokenizer_is_not_sent_again_and_a_link_that_is_back_is_to
             return describe(channel, request)
 
         monkeypatch.setattr(peer.link, "_describe", ask)
-        await running.verifier.stop(0.0)
-        again = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=running.verifier.address))
-        try:
-            await until(lambda: peer.info is not first)
-        finally:
-            await again.stop(0.0)
+        await running.verify_again()
+        await until(lambda: peer.info is not first)
     assert set(asked) == {first.tokenizer_hash}
     told = [record.getMessage() for record in caplog.records if record.name == "specwire.rpc.link"]
     assert f"link to {running.verifier.address} is there again" in told[1:]

@@ -9,13 +9,11 @@ import grpc
 import grpc.aio
 import pytest
 
-import verify_service.server
 from specwire.client import AsyncClient, Completion, SpecwireError, TokenLogprobs
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import Prompt, RequestOptions, generate_request
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack
 
@@ -70,12 +68,8 @@ async def test_a_lost_verifier_changes_neither_text_nor_reports() -> None:
         undisturbed = await told(running.client)
         disturbed = asyncio.create_task(told(running.client))
         await asyncio.sleep(0.2)
-        await running.verifier.stop(0.0)
-        again = await verify_service.server.start(ModelServiceOptions(model, listen=running.verifier.address))
-        try:
-            assert await disturbed == undisturbed
-        finally:
-            await again.stop(0.0)
+        await running.verify_again(model)
+        assert await disturbed == undisturbed
 
 
 async def test_several_completions_share_a_stream_and_differ_by_choice() -> None:

@@ -24,6 +24,15 @@ def pool(options: OrchestratorOptions) -> Pool:
     return Pool(options, list)
 
 
+async def written(by: orchestrator.server.RunningOrchestrator, model: str = "") -> list[int]:
+    """A short text; it is stopped then."""
+    try:
+        async with AsyncClient(by.address) as client:
+            return list((await client.complete(PROMPT, model=model, max_tokens=20, ignore_eos=True)).tokens)
+    finally:
+        await by.stop(0.0)
+
+
 async def test_a_verifier_that_is_refused_leaves_another_to_be_waited_for() -> None:
     known = pool(OrchestratorOptions(("a:1", "b:1")))
     known.verifiers[0].refusal = "serves other weights"
@@ -68,12 +77,7 @@ async def test_a_drafter_that_is_not_there_is_waited_for_but_a_moment(
 
         started = await asked(start, lambda answer: answer)
         assert started is not None
-        try:
-            async with AsyncClient(started.address) as client:
-                done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
-        finally:
-            await started.stop(0.0)
-    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
+        assert await written(started) == plain(SLOW_TARGET, PROMPT, 20)
     (told,) = (each for each in caplog.messages if each.startswith("until drafters come, sessions run plainly: "))
     assert dead_address in told
 
@@ -88,13 +92,8 @@ async def test_a_request_right_after_the_start_finds_every_verifier_that_was_nam
         )  # the first is known by then, unless the machine is busy, where it may as well be later
         verifier = await verify_service.server.start(ModelServiceOptions(OTHER, late))
         started = await starting
-        try:
-            async with AsyncClient(started.address) as client:
-                done = await client.complete(PROMPT, model=OTHER, max_tokens=20, ignore_eos=True)
-        finally:
-            await started.stop(0.0)
-            await verifier.stop(0.0)
-    assert list(done.tokens) == plain(OTHER, PROMPT, 20)
+        assert await written(started, OTHER) == plain(OTHER, PROMPT, 20)
+        await verifier.stop(0.0)
 
 
 async def test_a_verifier_that_is_not_there_is_waited_for_but_a_moment(
@@ -104,12 +103,7 @@ async def test_a_verifier_that_is_not_there_is_waited_for_but_a_moment(
     async with stack(SLOW_TARGET) as running:
         verifiers = (dead_address, *running.orchestrator.orchestrator.options.verifiers)
         started = await orchestrator.server.start(OrchestratorOptions(verifiers))
-        try:
-            async with AsyncClient(started.address) as client:
-                done = await client.complete(PROMPT, max_tokens=20, ignore_eos=True)
-        finally:
-            await started.stop(0.0)
-    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
+        assert await written(started) == plain(SLOW_TARGET, PROMPT, 20)
     (told,) = (
         each for each in caplog.messages if each.startswith("models of verifiers that are not there are refused: ")
     )

@@ -9,9 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator import server
 from orchestrator.api.requests import digest_of
-from orchestrator.options import OrchestratorOptions
 from orchestrator.session.appender import Appender, Lifetimes
 from orchestrator.session.output import Output
 from orchestrator.store import Bound, SessionRecord, StoreUnavailable
@@ -133,7 +131,7 @@ async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> 
 async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator() -> None:
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            other = await running.another()
             async with AsyncClient(other.address, patience=0.0) as client:
                 first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
                 await until(lambda: running.orchestrator.orchestrator.sessions)
@@ -141,7 +139,6 @@ async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator() 
                     await client.complete(PROMPT, max_tokens=61, request_id="both")
                 same = await client.complete(PROMPT, max_tokens=60, request_id="both")
                 done = await first
-            await other.stop(0.0)
     assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
     assert (same.session_id, same.tokens) == (done.session_id, done.tokens)
 
@@ -273,7 +270,7 @@ async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just
     """That one is gone before it could say Started; another one does not wait until it has been silent for long."""
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            other = await running.another()
             dying = running.orchestrator.orchestrator
             create, created = dying.store.create, asyncio.Event()
 
@@ -292,7 +289,6 @@ async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just
                     await running.orchestrator._server.stop(0.0)
                     done = await call
             assert other.orchestrator.tally.claims == 1
-            await other.stop(0.0)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
 
 
@@ -310,12 +306,11 @@ async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_fo
 
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            other = await running.another()
             both = running.orchestrator, other
             async with asyncio.timeout(LIMIT_S):
                 texts = await asyncio.gather(*(told(each.address) for each in (*both, *both)))
             claims = sum(each.orchestrator.tally.claims for each in both)
-            await other.stop(0.0)
     assert texts == [plain(SLOW_TARGET, PROMPT, 150)] * 4
     assert claims <= 4
 

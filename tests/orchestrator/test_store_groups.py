@@ -43,7 +43,7 @@ from tests.orchestrator.redis_groups import (
     sentinel,
 )
 from tests.orchestrator.redis_tls import encrypted, url_of
-from tests.orchestrator.test_store import record_of
+from tests.orchestrator.test_store import log_of, record_of
 
 A = Outcome.ACCEPTED
 TTL = 600.0
@@ -154,8 +154,7 @@ async def test_two_claims_out_of_order_leave_one_text(meanwhile: tuple[int, ...]
         with pytest.raises(Fenced):
             await log.append("s", claimed, Append(4 + len(meanwhile), (2,), (A,)))
         assert (await log.append("s", lost, Append(6, (1,), (A,)))).length == 7
-        kept = await log.read("s")
-        assert kept is not None
+        kept = await log_of(log, "s")
         assert (kept.tokens, kept.owner) == ((7, 8, 9, 1), "second")
 
 
@@ -166,8 +165,7 @@ async def test_a_write_counts_when_replicas_have_it() -> None:
             fence = await store.create(record_of("s"), TTL)
             await store.append("s", fence, Append(3, (7,), (A,)))
             assert log_bytes(replica, "s") == 4 * 4
-            log = await store.read("s")
-            assert log is not None
+            log = await log_of(store, "s")
             assert log.silent_s < TTL / 2
             assert await store.read("nobody") is None
             replica.pause()

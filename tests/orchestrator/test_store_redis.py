@@ -37,7 +37,7 @@ from specwire.redis.connection import Command, Node
 from specwire.redis.urls import without_password
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
-from tests.orchestrator.test_store import record_of
+from tests.orchestrator.test_store import log_of, record_of
 from tests.orchestrator.test_store_groups import repeated
 from tests.wait import LIMIT_S, eventually, until
 
@@ -167,8 +167,7 @@ async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_i
         await hasty.append("s", fence, Append(3, (7, 8), (A, A)))
     server.resume()
     assert (await repeated(lambda: hasty.append("s", fence, Append(3, (7, 8), (A, A))))).length == 5
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert log.tokens == (7, 8)
 
 
@@ -181,8 +180,7 @@ async def test_a_late_reply_is_never_taken_for_another_calls(
         await hasty.append("a", fences["a"], Append(3, (7, 8), (A, A), End(FinishReason.EOS, "", 2)))
     server.resume()
     assert await repeated(lambda: hasty.append("b", fences["b"], Append(3, (1,), (A,)))) == AppendReply(4, False)
-    log = await store.read("a")
-    assert log is not None
+    log = await log_of(store, "a")
     assert (log.tokens, log.reason) in (((), None), ((7, 8), FinishReason.EOS))
 
 
@@ -246,8 +244,7 @@ async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: Session
         await store.ping()
     raw.config_set("maxmemory", "0")
     await store.ping()
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert log.tokens == ()
 
 
@@ -274,8 +271,7 @@ async def test_a_server_out_of_memory_begins_no_log_and_writes_none_again(
     assert [raw.dump(key) for key in keys] == before
     raw.config_set("maxmemory", "0")
     await store.recreate(record, Append(3, (7, 8), (A, A)), newer, TTL)
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert (log.tokens, log.fence) == ((7, 8), newer)
 
 
@@ -394,8 +390,7 @@ async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionS
         with pytest.raises((Gap, MissingSession)):
             await store.append("s", fence, Append(5, (9,), (A,)))
         await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
-        log = await store.read("s")
-        assert log is not None
+        log = await log_of(store, "s")
         assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
     assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
 
@@ -446,8 +441,7 @@ async def test_what_a_stranger_put_in_a_log_s_place_its_owner_replaces(
     raw.delete(session_keys("s")[key])
     raw.lpush(session_keys("s")[key], "no log")
     await append(owner, held, 8)
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert (log.tokens, len(log.logprobs)) == ((7, 8), 2)
     assert all(raw.pttl(each) > 0 for each in session_keys("s"))
 

@@ -34,7 +34,7 @@ from orchestrator.store.sqlite import ROW_TOKENS, SqliteStore
 from orchestrator.store.sqlite_file import EXPIRING, FORMER, PAGE_BYTES, WAL_HEAD_BYTES, UnusableFile
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, TokenLogprobs
-from tests.orchestrator.test_store import TTL, A, D, alter, logs_of, record_of
+from tests.orchestrator.test_store import TTL, A, D, alter, log_of, logs_of, record_of
 from tests.wait import until
 
 FULL = "the session log takes no writes: its disk is full"
@@ -110,8 +110,7 @@ async def one_log(file: LogFile, clock: Clock | None = None) -> tuple[SqliteStor
 
 
 async def output_of(store: SqliteStore, session_id: str) -> list[int]:
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     return list(log.tokens)
 
 
