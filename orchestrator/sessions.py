@@ -194,8 +194,8 @@ class Orchestrator:
     """Begins sessions, joins those of others, keeps them while they run, leaves them.
 
     `admission`: what callers may have done. `pool`: the peers they get. `roster`: those that are known here. `tally`,
-    `totals`: for metrics. `registry`: where this process's figures are read (`orchestrator.metrics`). `log`: whether the
-    log takes writes. `on_readiness`: is awaited when that has changed.
+    `totals`: for metrics. `registry`: where this process's figures are read (`orchestrator.metrics`). `log`: whether
+    the log takes writes. `on_readiness`: is awaited when that has changed.
 
     Args:
         local: see Pool.

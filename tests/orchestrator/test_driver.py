@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
-from orchestrator.session import appender, drafters, output
+from orchestrator.session import appender, output
 from orchestrator.session import driver as driver_module
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
@@ -152,19 +152,6 @@ async def test_verdicts_of_one_message_are_appended_together(monkeypatch: pytest
     await played.driver.close()
 
 
-async def test_a_full_drafter_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafters, "RETRY", 0.05)
-    played = await scene()
-    for asked in range(2):
-        handle = next(iter(played.drafter.subjects))
-        refusal = common_pb2.Refused(handle=handle, code=FULL.code, message="full")
-        played.drafter.on_message(draft_pb2.ConnectDraftResponse(refused=[refusal]))
-        assert not played.driver.drafters.missing  # not at once
-        assert played.driver.drafters.refusals[played.drafter] == asked + 1
-        await until(lambda: bool(played.drafter.subjects))
-    await played.driver.close()
-
-
 async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood() -> None:
     played = await scene()
     await played.decide(1)
@@ -254,17 +241,6 @@ async def test_a_new_session_is_refused_at_once() -> None:
     played.driver.verifying.on_refused(FULL)
     await played.driver.view.ended(5.0)
     assert played.driver.view.failure == SessionFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-
-
-async def test_a_lost_log_is_written_again() -> None:
-    played = await scene()
-    await played.decide(1)
-    lose_logs(played.store)
-    await played.decide(2)
-    assert played.driver.view.failure is None
-    log = await log_of(played.store, "s")
-    assert (log.record, log.fence, log.tokens) == (played.driver.view.record, played.driver.fence, (1, 2))
-    await played.driver.close()
 
 
 async def test_a_log_lost_while_nothing_is_decided_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:

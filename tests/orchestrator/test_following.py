@@ -285,15 +285,6 @@ async def test_a_log_that_is_gone_is_said_to_be() -> None:
         await now.result()
 
 
-async def test_a_log_that_contradicts_what_was_shown_ends_it() -> None:
-    now = await scene()
-    await now.append(3, 1)
-    lose_logs(now.log)
-    await now.log.recreate(RECORD, Append(2, (2,), (D,)), now.fence + 1, TTL_S, "them")
-    with pytest.raises(OtherText):
-        await now.result()
-
-
 async def test_what_nobody_reads_is_left() -> None:
     now = await scene()
     await now.goes_on()

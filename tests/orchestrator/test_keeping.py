@@ -13,7 +13,7 @@ from orchestrator.server import add_arguments, options_of
 from orchestrator.session import appender as leases
 from orchestrator.store import DeletedSession
 from orchestrator.store.sqlite import SqliteStore
-from specwire.client import AsyncClient, Chunk, SpecwireError, Started
+from specwire.client import Chunk, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter
 from specwire.options import VERIFIER_WAIT_S
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -126,25 +126,6 @@ async def test_what_was_deleted_elsewhere_is_not_remembered_here() -> None:
             assert done.session_id not in running.orchestrator.orchestrator.sessions
 
 
-async def test_a_session_deleted_while_it_runs_elsewhere_is_gone_for_its_readers() -> None:
-    with RedisServer() as redis:
-        async with (
-            stack(SLOW_TARGET, redis_url=redis.url) as running,
-            stack(SLOW_TARGET, redis_url=redis.url) as other,
-            AsyncClient(running.orchestrator.address, patience=0) as client,
-        ):
-            session_id = ""
-            with pytest.raises(SpecwireError) as gone:
-                async for event in client.generate(PROMPT, max_tokens=2000, ignore_eos=True):
-                    if isinstance(event, Started):
-                        session_id = event.session_id
-                    if isinstance(event, Chunk) and event.position > 30 and session_id:
-                        await other.client.delete_session(session_id)
-                        session_id = ""
-            assert gone.value.code is grpc.StatusCode.NOT_FOUND
-            assert "deleted" in gone.value.message
-
-
 async def test_an_ended_session_is_not_remembered_for_longer_than_its_retention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,14 +149,3 @@ async def test_an_ended_session_is_not_remembered_for_longer_than_its_retention(
         with pytest.raises(SpecwireError) as gone:
             await running.client.get_session(done.session_id)
         assert gone.value.code is grpc.StatusCode.NOT_FOUND
-
-
-async def test_the_log_forgets_after_its_retention() -> None:
-    async with stack(retention=0.2) as running:
-        done = await running.client.complete(PROMPT, max_tokens=5)
-        store = running.orchestrator.orchestrator.store
-        for _ in range(6000):
-            if await store.read(done.session_id) is None:
-                break
-            await asyncio.sleep(0.01)
-        assert await store.read(done.session_id) is None

@@ -89,10 +89,7 @@ async def test_they_are_sent_to_a_verifier_that_takes_them_only(how: str, monkey
 async def test_what_is_wrong_is_refused_by_name() -> None:
     async with stack() as running:
         wrong: list[tuple[Any, str]] = [
-            (["5"] * 65, "references: at most 64 are allowed, not 65"),
             (["5", ""], r"references\[1\]: must not be empty"),
-            ([[5], [64]], "references: token id 64 is outside 0..63"),
-            ([[5] * LONG, [5]], "references: at most 1048576 tokens together are allowed"),
             ("5 6", "references: must be a list of texts"),
             ([5, 6], "references: must be a list of texts"),
         ]

@@ -202,23 +202,6 @@ async def test_a_new_version_takes_over_without_a_failed_request(place: Place, v
     assert all(list(turn.tokens) == plain(TARGET, PROMPT, 10) for turn in turns)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_session_does_not_follow_its_verifier_to_another_version(place: Place, version: str) -> None:
-    first = await place.verifier()
-    running = await place.orchestrator()
-    client = await place.client(running)
-    await until(verifiers_up(running, 1))
-    long = asyncio.create_task(said(client, PROMPT, length=300))
-    await until(lambda: bool(peer_of(running, first).subjects))
-    same = await place.verifier()
-    await until(verifiers_up(running, 2))
-    address, (session_id,) = first.address, running.orchestrator.sessions
-    await first.stop(0.0)
-    await place.verifier(version, listen=address)
-    assert list((await long).tokens) == plain(TARGET, PROMPT, 300)
-    assert running.orchestrator.pool.affinity.of(session_id) == same.address
-
-
 async def test_the_same_region_comes_first(place: Place) -> None:
     far, near = await place.verifier(region="far"), await place.verifier(region="near", slots=2)
     await place.drafter(region="far")

@@ -30,15 +30,6 @@ from verify_service.engine.messages import QueuePatience
 LIMIT_S = 120.0
 
 
-async def test_calls_that_cross_join_one_session() -> None:
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            calls = (running.client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="same") for _ in "abc")
-            done = await asyncio.gather(*calls)
-    assert len({each.session_id for each in done}) == 1
-    assert [list(each.tokens) for each in done] == [plain(SLOW_TARGET, PROMPT, 30)] * 3
-
-
 async def test_what_a_damaged_log_has_an_id_stand_for_is_no_session() -> None:
     """Neither is one begun under such a name, nor is another tenant's joined."""
     async with stack(SLOW_TARGET) as running, AsyncClient(running.client.address, patience=0.0) as client:

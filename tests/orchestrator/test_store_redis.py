@@ -27,7 +27,7 @@ from orchestrator.store import (
     StoreUnavailable,
     open_store,
 )
-from orchestrator.store.base import MOST_STEP_US, UnfitStore, unavailable
+from orchestrator.store.base import UnfitStore, unavailable
 from orchestrator.store.encoding import encode_record
 from orchestrator.store.redis import MOST_AT_ONCE, RedisStore
 from orchestrator.store.scripts import READ_SETTLED, TAIL_SETTLED, request_key, roll_key, session_keys
@@ -132,15 +132,6 @@ async def test_flushed_scripts_are_registered_again(store: SessionStore, raw: Re
         raw.script_flush()
         appends = [store.append("s", fence, Append(position, (7,), (A,))), store.read("s"), store.ping()]
         assert (await asyncio.gather(*appends))[0] == AppendReply(position + 1, False)
-
-
-async def test_fences_rise_even_over_a_clock_that_went_back(store: SessionStore, raw: Redis) -> None:
-    await store.create(record_of("s"), TTL)
-    future = 8_000_000_000_000_000  # microseconds: the year 2223
-    raw.hset(session_keys("s")[0], "fence", future)
-    claimed = await store.claim("s", "me")
-    assert future < claimed.fence <= future + MOST_STEP_US
-    assert (await store.append("s", claimed.fence, Append(3, (7,), (A,)))).length == 4
 
 
 async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
