@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from orchestrator.api.requests import digest_of
 from orchestrator.session.appender import Appender, Lifetimes
+from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Output
+from orchestrator.sessions import KnownSessions
 from orchestrator.store import Bound, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import Access, new_session_id
@@ -20,6 +23,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason
 from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
+from specwire.rpc.errors import StatusError
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, held, plain, stack
@@ -353,3 +357,29 @@ class DeafStore(SqliteStore):
     def _hear(self, call: str) -> None:
         if call == self.deaf_to:
             raise StoreUnavailable("the session log does not answer")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sessions that are about to begin.
+
+
+async def test_a_failure_to_begin_that_nobody_waits_for_is_no_unhandled_error() -> None:
+    known, answer = KnownSessions(patience=10.0), asyncio.Event()
+    unhandled: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+
+    async def fail() -> SessionDriver:
+        await answer.wait()
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, "the log does not answer")
+
+    caller = asyncio.create_task(known.open("session", fail()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait({caller})
+    assert known.knows("session")
+    answer.set()
+    await asyncio.wait(known._opening.values())
+    assert not known.knows("session")
+    del caller
+    gc.collect()
+    assert unhandled == []
