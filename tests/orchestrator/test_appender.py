@@ -260,11 +260,12 @@ async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten
     assert await store.read("s") is None
 
 
-async def test_who_slept_goes_on_where_the_log_is_still_its_own() -> None:
+@pytest.mark.parametrize("away_s", [LEASE_S + 1, LIFETIMES.ended + 1], ids=["asleep", "cut off"])
+async def test_who_was_away_goes_on_where_the_log_is_still_its_own(away_s: float) -> None:
     clock = [1000.0]
     store = SqliteStore()
     played = await scene(store, clock=lambda: clock[0])
-    clock[0] += LEASE_S + 1
+    clock[0] += away_s
     await played.write(7)
     lose_logs(store)
     await played.write(8)
@@ -306,17 +307,6 @@ async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pyt
         monkeypatch.setattr(module, "RENEW_S", 0.0)
         with pytest.raises(StoreUnavailable):
             await played.appender.renew()
-    lose_logs(store)
-    await played.write(8)
-    assert await played.logged() == (7, 8)
-
-
-async def test_who_was_cut_off_goes_on_where_the_log_is_still_its_own() -> None:
-    clock = [1000.0]
-    store = Unsteady()
-    played = await scene(store, clock=lambda: clock[0])
-    clock[0] += LIFETIMES.ended + 1
-    await played.write(7)
     lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)

@@ -170,26 +170,18 @@ async def test_a_log_that_does_not_grow_is_looked_at_less_and_less(monkeypatch: 
     now.task.cancel()
 
 
-async def test_it_is_claimed_where_a_reader_wants_it() -> None:
+@pytest.mark.parametrize("why", ["a reader wants it", "its owner is silent", "it is ours already"])
+async def test_it_is_claimed(why: str) -> None:
     now = await scene()
-    await now.goes_on()
-    now.follower.wanted = True
+    if why == "it is ours already":
+        await now.log.claim("s", "us")
+    else:
+        await now.goes_on()
+        now.follower.wanted = why == "a reader wants it"
+        now.log.late_s = LEASE_S + 1 if why == "its owner is silent" else 0.0
     due = await now.result()
     assert due is not None
     assert due.reason is None
-
-
-async def test_it_is_claimed_from_an_owner_that_is_silent() -> None:
-    now = await scene()
-    await now.goes_on()
-    now.log.late_s = LEASE_S + 1
-    assert await now.result() is not None
-
-
-async def test_it_is_claimed_where_it_is_ours_already() -> None:
-    now = await scene()
-    await now.log.claim("s", "us")
-    assert await now.result() is not None
 
 
 async def test_one_that_gets_no_further_is_claimed_and_the_next_time_later() -> None:

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
 import httpx2 as httpx
 import pytest
 
-import orchestrator.server
-import verify_service.server
-from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Completion, SpecwireError, Started
 from specwire.client.events import Stats
 from specwire.rpc.keys import Keys
-from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
 
 SECRET = tuple(index % 50 + 3 for index in range(30))
@@ -35,15 +31,9 @@ LIMIT_S = 120.0
 @asynccontextmanager
 async def serving(*accesses: Access, target: str = TARGET, slots: int = 8) -> AsyncIterator[list[RunningOrchestrator]]:
     """Orchestrators before one verifier."""
-    async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots))
-        parts.push_async_callback(verifier.stop, 0.0)
-        running = []
-        for access in accesses:
-            options = OrchestratorOptions((verifier.address,), access=access, http="127.0.0.1:0")
-            running.append(await orchestrator.server.start(options))
-            parts.push_async_callback(running[-1].stop, 0.0)
-        yield running
+    async with stack(target, slots=slots, access=accesses[0], http="127.0.0.1:0") as first:
+        more = [await first.another(access=access, http="127.0.0.1:0") for access in accesses[1:]]
+        yield [first.orchestrator, *more]
 
 
 async def cached(door: RunningOrchestrator, tenant: str, prompt: tuple[int, ...] = SECRET, **more: Any) -> int:

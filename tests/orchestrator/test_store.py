@@ -185,12 +185,6 @@ async def test_no_fence_brings_a_deleted_session_back(store: SessionStore) -> No
         await store.read(session_id)
 
 
-async def test_a_session_is_created_once(store: SessionStore) -> None:
-    session_id, _ = await started(store, "twice")
-    with pytest.raises(SessionExists, match=session_id):
-        await store.create(record_of(session_id), TTL)
-
-
 async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore) -> None:
     """Written in pieces, repeated, ended, claimed, and written again after a loss."""
     told = tuple(TokenLogprobs(-0.5 * index, ((index, -0.5 * index), (9, -4.0))[: index % 3]) for index in range(5))
@@ -443,13 +437,6 @@ async def test_an_end_that_does_not_fit_changes_nothing(store: SessionStore) -> 
     assert (log.tokens, log.reason) == ((7, 8), None)
 
 
-async def test_a_session_without_output_can_end(store: SessionStore) -> None:
-    session_id, fence = await started(store, "empty")
-    assert (await store.append(session_id, fence, Append(3, (), (), End(FinishReason.CANCELLED, "", 0)))).length == 3
-    log = await log_of(store, session_id)
-    assert (log.tokens, log.outcomes, log.reason) == ((), (), FinishReason.CANCELLED)
-
-
 async def test_the_owner_learns_of_a_cancellation_from_its_append(store: SessionStore) -> None:
     session_id, fence = await started(store, "cancel")
     await store.cancel(session_id)
@@ -471,13 +458,6 @@ async def test_the_owner_learns_of_a_reader_elsewhere_from_its_append(store: Ses
     await store.note_reader(session_id)  # of one that has ended there is nothing to say
     await store.note_reader("nobody")
     assert await store.read("nobody") is None
-
-
-async def test_the_first_session_bound_to_a_request_wins(store: SessionStore) -> None:
-    tenant = f"tenant-{id(store)}"
-    assert await bound(store, tenant, "r", "first") == "first"
-    assert await bound(store, tenant, "r", "second") == "first"
-    assert await bound(store, tenant + "r", "", "other") == "other"
 
 
 async def test_a_request_id_is_bound_to_what_was_asked_for_with_it(store: SessionStore) -> None:

@@ -99,11 +99,6 @@ def replica(raw: Redis) -> Iterator[str]:
     raw.replicaof("NO", "ONE")
 
 
-async def test_it_says_how_it_keeps_the_log(store: SessionStore) -> None:
-    assert store.durability == "redis"
-    assert (await open_store(None)).durability == "memory"
-
-
 async def test_every_key_has_an_end_renewed_by_every_write(store: SessionStore, raw: Redis) -> None:
     keys = session_keys("s")
     fence = await store.create(record_of("s"), TTL)
@@ -119,11 +114,6 @@ async def test_every_key_has_an_end_renewed_by_every_write(store: SessionStore, 
         else:
             await store.append("s", fence, Append(4, (8,), (A,)))
         assert all(raw.pttl(key) > 50_000 for key in keys), write
-
-
-async def test_a_session_lies_in_one_slot() -> None:
-    tags = {key[key.index("{") : key.index("}")] for key in session_keys("abc")}
-    assert tags == {"{abc"}
 
 
 async def test_flushed_scripts_are_registered_again(store: SessionStore, raw: Redis) -> None:

@@ -29,7 +29,6 @@ from orchestrator.store import (
     open_store,
     sqlite,
 )
-from orchestrator.store.base import CALLED_WITHIN_S
 from orchestrator.store.sqlite import ROW_TOKENS, SqliteStore
 from orchestrator.store.sqlite_file import EXPIRING, PAGE_BYTES, WAL_HEAD_BYTES, UnusableFile
 from specwire.core.law.sampling import Sampling
@@ -206,17 +205,6 @@ async def test_a_text_of_many_rows_is_read_from_any_position() -> None:
         assert (tail.tokens, tail.logprobs) == (tuple(range(skipped, count)), tuple(told[skipped:]))
         again = tuple(range(skipped, count))[:40]
         assert (await store.append("s", fence, Append(3 + skipped, again, (D,) * len(again)))).length == 3 + count
-
-
-async def test_a_running_session_of_a_lost_owner_is_missed(file: LogFile) -> None:
-    clock = Clock()
-    store, _ = await one_log(file, clock)
-    await store.close()
-    again = SqliteStore(file.at, clock=clock)
-    assert await again.missed("w", TTL, 9) == []
-    clock.now += CALLED_WITHIN_S
-    assert await again.missed("w", TTL, 9) == ["s"]
-    await again.close()
 
 
 async def test_a_file_is_readable_by_its_owner_only(file: LogFile) -> None:

@@ -145,7 +145,7 @@ def emits_in_stopping_what_is_not_acknowledged(patch: Patch) -> None:
 
 def tasks_left_behind(patch: Patch) -> None:
     async def careless(self: SessionDriver) -> None:
-        self._timers.cancel_all()
+        self.view.timers.cancel_all()
 
     patch.setattr(SessionDriver, "close", careless)
 
