@@ -213,17 +213,12 @@ def _state(parts: Parts, tokens: tuple[int, ...]) -> dict[str, Any]:
     """What a tail and a whole log have in common. tokens: of the output."""
     fields, left_ms, _, packed_outcomes, packed_logprobs, _ = parts
     _, fence, owner, kept_ms, _, cancelled, reason, text_length, _, _ = fields
-    outcomes, logprobs = unpack_outcomes(packed_outcomes), tuple(map(unpack_logprobs, packed_logprobs))
-    if len(outcomes) != len(tokens):
-        raise ValueError(f"outcomes: {len(outcomes)} for {len(tokens)} tokens")
-    if len(logprobs) not in (0, len(tokens)):
-        raise ValueError(f"logprobs: {len(logprobs)} for {len(tokens)} tokens")
     return {
         "fence": bounded("fence", int(fence), MOST_FENCE),
         "owner": owner.decode(),
         "tokens": tokens,
-        "outcomes": outcomes,
-        "logprobs": logprobs,
+        "outcomes": unpack_outcomes(packed_outcomes),
+        "logprobs": tuple(map(unpack_logprobs, packed_logprobs)),
         "reason": FinishReason(int(reason)) if reason else None,
         "text_length": bounded("text_length", int(text_length or 0), MOST_WHOLE),
         "cancelled": cancelled == b"1",

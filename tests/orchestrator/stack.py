@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
 import draft_service.server
@@ -15,14 +16,15 @@ import verify_service.server
 from draft_service.server import RunningDrafter
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
-from specwire.client import AsyncClient, Completion
+from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
+from specwire.core.messages import FinishReason
 from specwire.lm import Feed, load_model
 from specwire.lm.scripted import Metronome
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.ports import free_address
-from tests.wait import LIMIT_S, asked
+from tests.wait import LIMIT_S, asked, until
 from verify_service.engine.messages import QueuePatience
 from verify_service.server import PATIENCE, RunningVerifier
 
@@ -83,6 +85,51 @@ def held(forwards: int) -> Iterator[Callable[[int], None]]:
             yield let_go.release
         finally:
             let_go.release(ALL)
+
+
+class Reading:
+    """A stream that is read in a task of its own. `error`: what it ended with in place of `finished`."""
+
+    def __init__(self, client: AsyncClient, prompt: Sequence[int] = PROMPT, **options: Any) -> None:
+        self.session_id = ""
+        self.tokens: list[int] = []
+        self.finished: Finished | None = None
+        self.error: SpecwireError | None = None
+        self._task = asyncio.create_task(self._read(client, tuple(prompt), options))
+
+    async def _read(self, client: AsyncClient, prompt: tuple[int, ...], options: dict[str, Any]) -> None:
+        try:
+            async with aclosing(client.generate(prompt, **options)) as events:
+                async for event in events:
+                    match event:
+                        case Started():
+                            self.session_id = event.session_id
+                        case Chunk():
+                            assert event.position == len(prompt) + len(self.tokens)
+                            self.tokens += event.tokens
+                        case Finished():
+                            self.finished = event
+        except SpecwireError as error:
+            self.error = error
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return None if self.finished is None else self.finished.reason
+
+    async def until(self, length: int) -> None:
+        """So many tokens are here, and it goes on."""
+        await until(lambda: len(self.tokens) >= length or self._task.done())
+        assert (self.finished, self.error) == (None, None)
+
+    async def rest(self) -> Self:
+        """Read to its end."""
+        async with asyncio.timeout(LIMIT_S):
+            await self._task
+        return self
+
+    async def leave(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 @dataclass

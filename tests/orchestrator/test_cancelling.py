@@ -12,14 +12,14 @@ from orchestrator.ownership import KEPT_S, Cancellations
 from orchestrator.session.output import SessionView
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
-from specwire.client import AsyncClient, Chunk, Started
+from specwire.client import AsyncClient
 from specwire.client.errors import SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, EmitEnd, End, FinishReason, Outcome
 from specwire.core.text import Stopping
 from specwire.telemetry.tracing import NO_SPAN
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
+from tests.orchestrator.stack import SLOW_TARGET, Reading, stack
 from tests.orchestrator.test_store import log_of
 from tests.orchestrator.test_sweeping import orphan
 
@@ -189,28 +189,14 @@ async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again(
         await store.read("session")
 
 
-async def streaming(running: Stack) -> tuple[str, asyncio.Task[None]]:
-    """The id of a session that has shown some tokens, and its reader."""
-    seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def read() -> None:
-        session_id = ""
-        async for event in running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True):
-            if isinstance(event, Started):
-                session_id = event.session_id
-            if isinstance(event, Chunk) and not seen.done():
-                seen.set_result(session_id)
-
-    reading = asyncio.create_task(read())
-    return await seen, reading
-
-
 @pytest.mark.parametrize("what", ["cancel", "delete_session"])
 async def test_no_end_is_acknowledged_while_the_log_is_down(what: str) -> None:
     """The log comes back as it was before; the session goes on until somebody's cancellation is in it."""
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running:
-            session_id, reading = await streaming(running)
+            reading = Reading(running.client, max_tokens=4000, ignore_eos=True)
+            await reading.until(1)
+            session_id = reading.session_id
             redis.save()
             redis.stop()
             async with AsyncClient(running.orchestrator.address, patience=0.0) as hasty:
@@ -219,8 +205,7 @@ async def test_no_end_is_acknowledged_while_the_log_is_down(what: str) -> None:
             assert failed.value.code is grpc.StatusCode.UNAVAILABLE
             assert failed.value.retry_after is not None
             assert "session log" in str(failed.value)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await reading.leave()
             redis.start()
             await getattr(running.client, what)(session_id)
             store = running.orchestrator.orchestrator.store

@@ -11,41 +11,31 @@ import pytest
 
 from draft_service.sessions import Sessions
 from orchestrator.options import MOST_DRAFTERS, OrchestratorOptions
-from orchestrator.peers.peer import DrafterPeer, VerifierPeer, known_by, share_host
-from orchestrator.pool import chosen_drafter
+from orchestrator.peers.peer import known_by, share_host
 from orchestrator.session import drafters as module
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.store import SessionRecord
 from orchestrator.store.sqlite import SqliteStore
 from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling, with_rule
-from specwire.core.placement import PlacementRequest
 from specwire.core.text import Stopping, hash_of
 from specwire.rpc.convert import MOST_KNOWN_BY
 from specwire.rpc.errors import code_number
 from specwire.telemetry.tally import DraftCounts, SessionStats
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
-from tests.core.script import LetterScanner
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
-from tests.orchestrator.test_driver import SilentLink
+from tests.orchestrator.test_driver import Scene, SilentLink
 from tests.wait import asked, until
 
 FULL = code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-class Scene:
-    """A running session with a verifier and two drafters that a test plays."""
+class DraftedScene(Scene):
+    """It runs, and has two drafters."""
 
     def __init__(self, store: SqliteStore, fence: int, record: SessionRecord) -> None:
-        self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
-        self.peers = [DrafterPeer(SilentLink(), lambda: None, lambda _: None) for _ in range(2)]
-        for name, peer in zip("ab", self.peers, strict=True):
-            peer.info = common_pb2.GetModelInfoResponse(model=name, weights_fingerprint=name)
-        options = OrchestratorOptions(("nowhere:1",), drafters_per_session=2, buffer=1000)
-        self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, options, self.hear))
-        self.place(self.driver)
+        super().__init__(store, fence, record, drafters_per_session=2, buffer=1000)
         session = self.driver.session
         self.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
         self.chains = 0
@@ -53,19 +43,6 @@ class Scene:
     @property
     def drafters(self) -> Drafters:
         return self.driver.drafters
-
-    def hear(self, driver: SessionDriver, notice: SessionNotice) -> None:
-        if notice is SessionNotice.UNPLACED:
-            self.place(driver)
-
-    def place(self, driver: SessionDriver) -> None:
-        if driver.verifying.peer is None:
-            driver.use_verifier(self.verifier)
-        for _ in range(driver.drafters.missing):
-            free = [peer for peer in self.peers if not driver.drafters.has(peer)]
-            peer = chosen_drafter(free, driver.drafters.refusals, PlacementRequest("", ""))
-            if peer is not None:
-                driver.drafters.add(peer)
 
     def link(self, number: int) -> SilentLink:
         link = self.peers[number].link
@@ -119,17 +96,17 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(sampling: Sampling = Sampling()) -> AsyncIterator[Scene]:  # noqa: B008 # frozen
+async def scene(sampling: Sampling = Sampling()) -> AsyncIterator[DraftedScene]:  # noqa: B008 # frozen
     record = SessionRecord("s", (1, 2), sampling, Stopping(1000))
     store = SqliteStore()
-    played = Scene(store, await store.create(record, 60.0), record)
+    played = DraftedScene(store, await store.create(record, 60.0), record)
     try:
         yield played
     finally:
         await played.driver.close()
 
 
-def sources(played: Scene) -> list[int]:
+def sources(played: DraftedScene) -> list[int]:
     return list(played.driver.session.drafters)
 
 

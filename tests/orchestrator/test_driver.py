@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
+from orchestrator.pool import chosen_drafter
 from orchestrator.session import appender, output
 from orchestrator.session import driver as driver_module
 from orchestrator.session import verifier as verifying
@@ -23,6 +24,7 @@ from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason
+from specwire.core.placement import PlacementRequest
 from specwire.core.session import Session, State
 from specwire.core.text import Stopping, hash_of
 from specwire.rpc.errors import code_number
@@ -52,16 +54,21 @@ class SilentLink(Link):  # type: ignore[type-arg]  # a link of any kind
 
 
 class Scene:
-    """One session with a verifier and a drafter that a test plays."""
+    """One session with a verifier and drafters that a test plays. options: of the orchestrator."""
 
-    def __init__(self, store: SqliteStore, fence: int, record: SessionRecord, verifier_wait: float) -> None:
+    def __init__(self, store: SqliteStore, fence: int, record: SessionRecord, **options: Any) -> None:
+        known = OrchestratorOptions(("nowhere:1",), **options)
         self.store = store
         self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
-        self.drafter = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
-        options = OrchestratorOptions(("nowhere:1",), verifier_wait=verifier_wait)
+        self.peers = [
+            DrafterPeer(SilentLink(), lambda: None, lambda _: None) for _ in range(known.drafters_per_session)
+        ]
+        for name, peer in zip("ab", self.peers, strict=False):
+            peer.info = common_pb2.GetModelInfoResponse(model=name, weights_fingerprint=name)
+        self.drafter = self.peers[0]
         self.placed = 0
         self.notices: list[SessionNotice] = []
-        self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, options, self.hear))
+        self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, known, self.hear))
         self.driver.verifying.wait()
         self.place(self.driver)
 
@@ -75,8 +82,11 @@ class Scene:
         self.placed += 1
         if driver.session.state is State.WAITING and driver.verifying.peer is None:
             driver.use_verifier(self.verifier)
-        if driver.drafters.missing:
-            driver.drafters.add(self.drafter)
+        for _ in range(driver.drafters.missing):
+            free = [peer for peer in self.peers if not driver.drafters.has(peer)]
+            peer = chosen_drafter(free, driver.drafters.refusals, PlacementRequest("", ""))
+            if peer is not None:
+                driver.drafters.add(peer)
 
     async def decide(self, *tokens: int) -> None:
         """Open the session and decide `tokens`; returns once they are emitted."""
@@ -95,7 +105,7 @@ class Scene:
 async def scene(verifier_wait: float = 30.0) -> Scene:
     record = SessionRecord("s", PROMPT, Sampling(), Stopping(100))
     store = SqliteStore()
-    return Scene(store, await store.create(record, 60.0), record, verifier_wait)
+    return Scene(store, await store.create(record, 60.0), record, verifier_wait=verifier_wait)
 
 
 async def test_only_what_others_had_fed_counts_as_cached() -> None:
@@ -299,7 +309,7 @@ class Silent(SqliteStore):
 @pytest.mark.parametrize("read_elsewhere", [True, False])
 async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsewhere: bool) -> None:
     record, store = SessionRecord("s", PROMPT, Sampling(), Stopping(100)), Silent()
-    played = Scene(store, await store.create(record, 60.0), record, 30.0)
+    played = Scene(store, await store.create(record, 60.0), record)
     if read_elsewhere:
         await store.note_reader("s")
     await played.decide(1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
@@ -16,13 +15,12 @@ import verify_service.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import identity_of
 from orchestrator.server import RunningOrchestrator
-from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
-from specwire.client.requests import RequestOptions
+from specwire.client import AsyncClient, Chunk, Finished, Started
 from specwire.core.messages import FinishReason
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import PROMPT, TARGET, plain
+from tests.orchestrator.stack import PROMPT, TARGET, Reading, plain
 from tests.orchestrator.test_watching import watched
 from tests.ports import free_address
 from tests.wait import until
@@ -74,41 +72,12 @@ async def parts() -> AsyncIterator[Parts]:
         yield Parts(owned)
 
 
-class Shown:
-    """What a client was shown of one session; `error`: what its stream ended with instead of a reason."""
-
-    def __init__(self) -> None:
-        self.session_id = ""
-        self.tokens: list[int] = []
-        self.reason: FinishReason | None = None
-        self.error: SpecwireError | None = None
-
-    async def read(self, client: AsyncClient, prompt: tuple[int, ...], **asked: Any) -> Shown:
-        options = cast(RequestOptions, {"temperature": 0.0, **asked})
-        try:
-            async with aclosing(client.generate(prompt, **options)) as events:
-                async for event in events:
-                    match event:
-                        case Started():
-                            self.session_id = event.session_id
-                        case Chunk():
-                            self.tokens += event.tokens
-                        case Finished():
-                            self.reason = event.reason
-        except SpecwireError as error:
-            self.error = error
-        return self
-
-
-async def interrupted(
-    client: AsyncClient, verifier: RunningVerifier, prompt: tuple[int, ...] = PROMPT, **asked: Any
-) -> tuple[Shown, asyncio.Task[Shown]]:
+async def interrupted(client: AsyncClient, verifier: RunningVerifier, **asked: Any) -> Reading:
     """A session whose verifier is killed once the client has KILLED_AT tokens."""
-    shown = Shown()
-    reading = asyncio.create_task(shown.read(client, prompt, **asked))
-    await until(lambda: len(shown.tokens) >= KILLED_AT)
+    shown = Reading(client, **asked)
+    await shown.until(KILLED_AT)
     await verifier.stop(0.0)
-    return shown, reading
+    return shown
 
 
 async def test_other_eos_ids_end_no_session_that_was_begun_without_them(
@@ -117,8 +86,8 @@ async def test_other_eos_ids_end_no_session_that_was_begun_without_them(
     first, other = await parts.verifier(), await parts.verifier(OTHER_END)
     running = await parts.orchestrator(first, other, verifier_wait=1.0)
     assert f"serves EOS ids [{WORD}], but sessions here are pinned to [0]" in caplog.text
-    shown, reading = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
-    await reading
+    shown = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
+    await shown.rest()
     assert shown.tokens == plain(TARGET, PROMPT, len(shown.tokens))
     assert shown.reason is None
     assert shown.error is not None
@@ -129,9 +98,9 @@ async def test_other_eos_ids_end_no_session_that_was_begun_without_them(
 async def test_a_session_goes_on_once_its_own_version_is_back(parts: Parts) -> None:
     first, other = await parts.verifier(), await parts.verifier(OTHER_END)
     running = await parts.orchestrator(first, other)
-    shown, reading = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
+    shown = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
     await parts.verifier(listen=first.address)
-    await reading
+    await shown.rest()
     assert (shown.tokens, shown.reason) == (plain(TARGET, PROMPT, LENGTH), FinishReason.LENGTH)
 
 
@@ -142,8 +111,8 @@ async def test_a_text_that_a_smaller_context_cannot_hold_is_not_taken_there(
     """Neither does it end early, nor is it refused half-way."""
     large, small = await parts.verifier(context=LARGE), await parts.verifier(context=SMALL)
     running = await parts.orchestrator(large, small, verifier_wait=1.0)
-    shown, reading = await interrupted(await parts.client(running), large, **asked)
-    await reading
+    shown = await interrupted(await parts.client(running), large, **asked)
+    await shown.rest()
     assert shown.tokens == plain(TARGET, PROMPT, len(shown.tokens))
     assert shown.reason is None
     assert shown.error is not None
@@ -160,8 +129,8 @@ async def test_a_text_that_fits_goes_on_at_a_smaller_context(parts: Parts) -> No
         "max_tokens": LENGTH,
         "prediction": tuple(range(3, 60)) * 10,
     }  # longer than the smaller context
-    shown, reading = await interrupted(await parts.client(running), large, **asked)
-    await reading
+    shown = await interrupted(await parts.client(running), large, **asked)
+    await shown.rest()
     assert (shown.tokens, shown.reason) == (plain(TARGET, PROMPT, LENGTH), FinishReason.LENGTH)
 
 
@@ -171,17 +140,17 @@ async def test_what_is_begun_later_has_the_room_that_there_is(parts: Parts) -> N
     running = await parts.orchestrator(large, small, verifier_wait=1.0)
     client = await parts.client(running)
     assert (await client.server_info()).target.context == LARGE
-    whole = await Shown().read(client, PROMPT)
+    whole = await Reading(client).rest()
     assert (len(whole.tokens), whole.reason) == (LARGE - len(PROMPT), FinishReason.LENGTH)
     await large.stop(0.0)
     await until(lambda: sum(each.up for each in running.orchestrator.pool.verifiers) == 1)
-    rest = await Shown().read(client, PROMPT)
+    rest = await Reading(client).rest()
     assert (len(rest.tokens), rest.reason) == (SMALL - len(PROMPT), FinishReason.LENGTH)
-    long = await Shown().read(client, PROMPT, max_tokens=SMALL)
+    long = await Reading(client, max_tokens=SMALL).rest()
     assert long.error is not None
     assert long.error.code is grpc.StatusCode.UNAVAILABLE
     assert "no verifier of model 'scripted:7' holds a text of" in str(long.error)
-    too_long = await Shown().read(client, PROMPT, max_tokens=LARGE)
+    too_long = await Reading(client, max_tokens=LARGE).rest()
     assert too_long.error is not None
     assert too_long.error.code is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -216,12 +185,12 @@ async def test_named_verifiers_that_all_change_are_a_new_version(
     await one.stop(0.0)
     await parts.verifier(f"{TARGET}:end={WORD}", listen=one.address)
     await until(lambda: pool.verifiers[0].refusal is not None)
-    assert len((await Shown().read(client, PROMPT, max_tokens=LENGTH)).tokens) == LENGTH
+    assert len((await Reading(client, max_tokens=LENGTH).rest()).tokens) == LENGTH
     await other.stop(0.0)
     await parts.verifier(f"{TARGET}:end={WORD}", listen=other.address)
     await until(lambda: all(each.up for each in pool.verifiers))
     assert f"another version of scripted:7: EOS ids [{WORD}] rather than [0]" in caplog.text
-    shown = await Shown().read(client, PROMPT, max_tokens=LENGTH)
+    shown = await Reading(client, max_tokens=LENGTH).rest()
     assert (shown.tokens, shown.reason) == (ended, FinishReason.EOS)
 
 
@@ -239,7 +208,7 @@ async def test_who_repeats_a_call_joins_what_would_not_fit_now(parts: Parts) -> 
                 joined = await anext(repeated)
                 assert isinstance(joined, Started)
                 assert joined.session_id == started.session_id
-        never = await Shown().read(elsewhere, PROMPT, max_tokens=400, request_id="another")
+        never = await Reading(elsewhere, max_tokens=400, request_id="another").rest()
         assert never.error is not None
         assert never.error.code is grpc.StatusCode.INVALID_ARGUMENT
 
