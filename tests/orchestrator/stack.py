@@ -16,13 +16,16 @@ import verify_service.server
 from draft_service.server import RunningDrafter
 from orchestrator import server
 from orchestrator.options import OrchestratorOptions
+from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.lm import Feed, load_model
 from specwire.lm.scripted import Metronome
+from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.server_options import ModelServiceOptions
+from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_address
 from tests.wait import LIMIT_S, asked, until
 from verify_service.engine.messages import QueuePatience
@@ -35,6 +38,7 @@ SLOW_TARGET = f"{TARGET}:delay_ms=8"
 PROMPT = (5, 6, 7)
 # Seconds: a session that nobody reads outlives every wait of a test.
 UNREAD_S = 10 * LIMIT_S
+SALT = Access(cache_salt=b"0123456789abcdef")
 # Of a stack in which draft tokens are tested once the drafter is there, whoever is quick: they take turns, and the
 # verifier waits for its drafter. That it is there before a text is over, see `drafted`.
 TURNS = "lockstep:3"
@@ -132,30 +136,62 @@ class Reading:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
+class Services:
+    """Started in this process; they end with `owned`. What is stopped may be started again at its address.
+
+    redis: where they are registered, if anywhere.
+    """
+
+    def __init__(self, owned: AsyncExitStack, redis: RedisServer | None = None) -> None:
+        self.owned = owned
+        self.redis = redis
+
+    def registry(self, region: str = "") -> RegistryOptions:
+        return NOWHERE if self.redis is None else RegistryOptions(self.redis.url, region=region)
+
+    async def verifier(
+        self, model: str = SLOW_TARGET, listen: str = "", region: str = "", patient: bool = False, **options: Any
+    ) -> RunningVerifier:
+        served = ModelServiceOptions(model, listen or free_address(), **options)
+        running = await verify_service.server.start(served, patient=patient, registration=self.registry(region))
+        self.owned.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def drafter(self, model: str = DRAFT, region: str = "", **options: Any) -> RunningDrafter:
+        running = await draft_service.server.start(ModelServiceOptions(model, **options), self.registry(region))
+        self.owned.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def orchestrator(
+        self, verifiers: Sequence[str] = (), drafters: Sequence[str] = (), region: str = "", **options: Any
+    ) -> server.RunningOrchestrator:
+        """All of them have one salt: a tenant's sessions share verifiers' caches."""
+        more = {"registration": self.registry(region), "access": SALT, **options}
+        running = await server.start(OrchestratorOptions(tuple(verifiers), tuple(drafters), **more))
+        self.owned.push_async_callback(running.stop, 0.0)
+        return running
+
+    async def client(self, running: server.RunningOrchestrator, **more: Any) -> AsyncClient:
+        return await self.owned.enter_async_context(AsyncClient(running.address, **more))
+
+
 @dataclass
 class Stack:
-    """`parts`: owns what runs. What is stopped may be started again at its address."""
-
     client: AsyncClient
     orchestrator: server.RunningOrchestrator
     verifier: RunningVerifier
     drafters: list[RunningDrafter]
-    parts: AsyncExitStack
+    services: Services
 
     async def another(self, *drafters: str, **options: Any) -> server.RunningOrchestrator:
         """One more orchestrator, of the same log and verifier."""
-        url = self.orchestrator.orchestrator.options.redis_url
-        known = OrchestratorOptions((self.verifier.address,), drafters, **{"redis_url": url, **options})
-        running = await server.start(known)
-        self.parts.push_async_callback(running.stop, 0.0)
-        return running
+        more = {"redis_url": self.orchestrator.orchestrator.options.redis_url, "access": Access(), **options}
+        return await self.services.orchestrator([self.verifier.address], drafters, **more)
 
-    async def verify_again(self, model: str = SLOW_TARGET, patient: bool = False, **options: Any) -> None:
+    async def verify_again(self, model: str = SLOW_TARGET, **options: Any) -> None:
         """Stop the verifier, and have another one at its address."""
         await self.verifier.stop(0.0)
-        served = ModelServiceOptions(model, self.verifier.address, **options)
-        self.verifier = await verify_service.server.start(served, patient=patient)
-        self.parts.push_async_callback(self.verifier.stop, 0.0)
+        self.verifier = await self.services.verifier(model, self.verifier.address, **options)
 
 
 @asynccontextmanager
@@ -181,13 +217,10 @@ async def stack(
         )
         verifier = await verify_service.server.start(served, patient=patient, patience=patience, usage_log=usage_log)
         parts.push_async_callback(verifier.stop, 0.0)
-        drafters = []
-        for draft in drafts:
-            drafters.append(await draft_service.server.start(ModelServiceOptions(draft, context=context)))
-            parts.push_async_callback(drafters[-1].stop, 0.0)
+        services = Services(parts)
+        drafters = [await services.drafter(draft, context=context) for draft in drafts]
         peers = (verifier.address,), tuple(each.address for each in drafters)
-        known = {"listen": free_address(), "detach_grace": UNREAD_S, **options}
-        orchestrator = await server.start(OrchestratorOptions(*peers, **known))
-        parts.push_async_callback(orchestrator.stop, 0.0)
-        client = await parts.enter_async_context(AsyncClient(orchestrator.address))
-        yield Stack(client, orchestrator, verifier, drafters, parts)
+        known = {"listen": free_address(), "detach_grace": UNREAD_S, "access": Access(), **options}
+        orchestrator = await services.orchestrator(*peers, **known)
+        client = await services.client(orchestrator)
+        yield Stack(client, orchestrator, verifier, drafters, services)

@@ -15,7 +15,6 @@ import grpc
 import grpc.aio
 import pytest
 
-import draft_service.server
 import orchestrator.server
 import verify_service.server
 from bench.harness.certificates import Authority
@@ -29,7 +28,7 @@ from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls, ServerTls
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.documents import ROOT, blocks_of
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, drafted, plain, stack
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, TURNS, Services, drafted, plain, stack
 from tests.ports import free_address
 from tests.rpc.older_wire import older_wire
 from tests.wait import asked, limits, until
@@ -285,10 +284,8 @@ async def peers() -> AsyncIterator[tuple[str, str]]:
     """The addresses of a verifier and a drafter that want certificates and show theirs."""
     tls = OURS.server(client_ca=OURS)
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, tls=tls), patient=True)
-        parts.push_async_callback(verifier.stop, 0.0)
-        drafter = await draft_service.server.start(ModelServiceOptions(DRAFT, tls=tls))
-        parts.push_async_callback(drafter.stop, 0.0)
+        services = Services(parts)
+        verifier, drafter = await services.verifier(patient=True, tls=tls), await services.drafter(tls=tls)
         yield verifier.address, drafter.address
 
 
@@ -376,13 +373,10 @@ async def test_one_side_is_older(older: tuple[str, ...]) -> None:
             wires[who] = wire
             return its
 
-        verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, slots=4), patient=True)
-        parts.push_async_callback(verifier.stop, 0.0)
-        drafter = await draft_service.server.start(ModelServiceOptions(DRAFT))
-        parts.push_async_callback(drafter.stop, 0.0)
-        peers = (await reached(VERIFIER, verifier.address),), (await reached(DRAFTER, drafter.address),)
-        running = await orchestrator.server.start(OrchestratorOptions(*peers, plan=TURNS))
-        parts.push_async_callback(running.stop, 0.0)
+        services = Services(parts)
+        verifier, drafter = await services.verifier(patient=True, slots=4), await services.drafter()
+        peers = [await reached(VERIFIER, verifier.address)], [await reached(DRAFTER, drafter.address)]
+        running = await services.orchestrator(*peers, plan=TURNS)
         client = AsyncClient(await reached(CLIENT, running.address))
         await parts.enter_async_context(client)
 

@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 import orchestrator.server
-import verify_service.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from orchestrator.store import SessionRecord
@@ -35,9 +34,8 @@ from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Services, plain, stack
 from tests.wait import asked, limits
 
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
@@ -351,12 +349,10 @@ async def test_a_tenant_beyond_its_share_is_told_when_to_come_again() -> None:
 async def test_an_orchestrator_shows_its_peers_their_token() -> None:
     keys = Keys({BOB: "orchestrator"})
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(TARGET, keys=keys))
-        parts.push_async_callback(verifier.stop, 0.0)
-        known = OrchestratorOptions((verifier.address,), peer_token=BOB, start_timeout=LIMIT_S)
-        running = await orchestrator.server.start(known)
-        parts.push_async_callback(running.stop, 0.0)
-        client = await parts.enter_async_context(AsyncClient(running.address))
+        services = Services(parts)
+        verifier = await services.verifier(TARGET, keys=keys)
+        running = await services.orchestrator([verifier.address], peer_token=BOB, start_timeout=LIMIT_S)
+        client = await services.client(running)
         done = await client.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
         waits = limits(0.5)
 
