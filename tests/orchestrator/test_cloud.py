@@ -47,8 +47,8 @@ class Cloud(Services):
         return running
 
     async def edge(self, *models: str, region: str = "", **more: Any) -> RunningOrchestrator:
-        where = {"cloud": CloudOptions(self.address, models), "registration": RegistryOptions(region=region)}
-        return await self.orchestrator(**where, **more)
+        cloud = CloudOptions(self.address, models)
+        return await self.orchestrator(cloud=cloud, registration=RegistryOptions(region=region), **more)
 
     async def dialling(self) -> DiallingDrafter:
         dialled = draft_service.server.dial_in(ModelServiceOptions(DRAFT), "", None, cloud=CloudOptions(self.address))

@@ -78,7 +78,7 @@ class DraftedScene(Scene):
         opened = [list(each.drafters) for part in sent for each in part.opens]
         return opened + [list(each.drafters) for part in sent for each in part.drafters]
 
-    def decide(self, source: int, tested: int, *tokens: int, paces: Sequence[verify_pb2.SourcePace] = ()) -> None:
+    def judge(self, source: int, tested: int, *tokens: int, paces: Sequence[verify_pb2.SourcePace] = ()) -> None:
         """A verdict over a window of `source`, all of whose tokens but the last were accepted."""
         session = self.driver.session
         outcomes = [common_pb2.OUTCOME_ACCEPTED] * (len(tokens) - 1) + [common_pb2.OUTCOME_RECOVERED]
@@ -253,7 +253,7 @@ async def test_a_pace_comes_with_the_verdict_and_goes_on_with_its_tokens() -> No
         off = verify_pb2.SourcePace(source=2, pace=draft_pb2.Pace(chunk=1, run_ahead=0), reason="off: no gain expected")
         on = verify_pb2.SourcePace(source=1, pace=draft_pb2.Pace(chunk=4, run_ahead=9), reason="stream: gain 2.00")
         unknown = verify_pb2.SourcePace(source=7, pace=draft_pb2.Pace(chunk=1, run_ahead=1))
-        played.decide(1, 4, 3, 3, 3, 3, 1, paces=[off, on, unknown])
+        played.judge(1, 4, 3, 3, 3, 3, 1, paces=[off, on, unknown])
         good, poor = played.driver.view.stats.drafters
         assert good.drafts == DraftCounts(4, 4, 4)
         assert (good.plan, poor.plan) == ("stream: gain 2.00", "off: no gain expected")
@@ -261,14 +261,14 @@ async def test_a_pace_comes_with_the_verdict_and_goes_on_with_its_tokens() -> No
         for number, pace in ((0, on.pace), (1, off.pace)):
             (advance,) = [each for part in played.link(number).sent for each in part.advances]  # type: ignore[attr-defined]  # a link that records
             assert (list(advance.tokens), advance.pace) == ([3, 3, 3, 3, 1], pace)
-        played.decide(0, 0, 5)
+        played.judge(0, 0, 5)
         assert len([each for part in played.link(1).sent for each in part.advances]) == 1, "it is paused"  # type: ignore[attr-defined]  # a link that records
 
 
 @pytest.mark.parametrize("pace", [draft_pb2.Pace(), draft_pb2.Pace(chunk=1, run_ahead=1 << 20)])
 async def test_a_pace_that_nobody_could_follow_ends_the_session(pace: draft_pb2.Pace) -> None:
     async with scene() as played:
-        played.decide(1, 0, 3, paces=[verify_pb2.SourcePace(source=1, pace=pace)])
+        played.judge(1, 0, 3, paces=[verify_pb2.SourcePace(source=1, pace=pace)])
         await played.driver.view.ended(5.0)
         failure = played.driver.view.failure
         assert failure is not None
