@@ -88,75 +88,6 @@ def chosen_drafter(
     return None if choice is None else peers[choice.index]
 
 
-class Placer:
-    """Changes nothing but what it remembers.
-
-    Args:
-        affinity: where sessions were placed last, by whichever orchestrator.
-        feed: knows whether other orchestrators place sessions; None where nobody looks.
-        region: of this orchestrator.
-
-    `placed`: how many verifiers it chose, by why.
-    """
-
-    def __init__(self, affinity: SessionAffinity, feed: RegistryFeed | None, region: str) -> None:
-        self.placed: Counter[Reason] = Counter()
-        self._affinity = affinity
-        self._feed = feed
-        self._region = region
-
-    def verifier_for(
-        self, driver: SessionDriver, verifiers: Sequence[VerifierPeer], drafters: Sequence[DrafterPeer]
-    ) -> VerifierPeer | None:
-        """The verifier that was lost a moment ago, while it is expected back; else the best one."""
-        record, former = driver.view.record, driver.verifying.former
-        identity = identity_of(record)
-        if former is not None and not former.serves(identity, record.end):
-            former = None  # it is back with another model
-        if former is not None and former.takes_sessions:
-            return self._placed(driver, former, Reason.HOLDER)
-        if former is not None and former.expected_back:
-            return None
-        drafter = self.drafter_for(driver, drafters) if driver.drafters.missing else None
-        wish = PlacementRequest(
-            record.session_id,
-            identity.digest,
-            held_by=self._affinity.held(record.session_id),
-            parent_at=self._affinity.of(record.parent),
-            near=self._near(drafter),
-            draws=self._draws,
-            context=record.end,
-        )
-        refusals = driver.verifying.refusals
-        choice = place([verifier_candidate(each, refusals[each]) for each in verifiers], wish)
-        return None if choice is None else self._placed(driver, verifiers[choice.index], choice.reason)
-
-    def drafter_for(self, driver: SessionDriver, drafters: Sequence[DrafterPeer]) -> DrafterPeer | None:
-        """One more drafter for the session, if there is one."""
-        record, refusals = driver.view.record, driver.drafters.refusals
-        near = self._near(driver.verifying.peer)
-        wish = PlacementRequest(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
-        free = [each for each in drafters if not driver.drafters.has(each)]
-        if record.sampling.weighed:
-            free = [drafter for drafter in free if drafter.maps(record.vocabulary_fingerprint) is None]
-        return chosen_drafter(free, refusals, wish)
-
-    def _placed(self, driver: SessionDriver, peer: VerifierPeer, reason: Reason) -> VerifierPeer:
-        self.placed[reason] += 1
-        self._affinity.note(driver.view.record.session_id, peer.link.address)
-        return peer
-
-    def _near(self, other: VerifierPeer | DrafterPeer | None) -> tuple[str, ...]:
-        """Regions: the orchestrator's, then that of the session's other peer."""
-        there = other.info.region if other is not None and other.info is not None else ""
-        return tuple(dict.fromkeys(region for region in (self._region, there) if region))
-
-    @property
-    def _draws(self) -> int:
-        """How many drawn candidates are compared by load; 0: all."""
-        return TWO if self._feed is not None and self._feed.shared else 0
-
-
 logger = logging.getLogger(__name__)
 
 # Seconds that a start waits for the other peers that were named, once a verifier is there: its model can be served
@@ -185,7 +116,7 @@ class Pool:
         local: peers in this process, by the addresses that `options` name them with.
 
     `models`: of the verifiers here. `feed`: of the registry; None without one. `affinity`: where sessions were placed
-    last.
+    last. `placed`: how many sessions were given a verifier, by why to that one.
 
     Invariant: a running session without a verifier is in state WAITING and has a timer that ends it.
     """
@@ -212,7 +143,7 @@ class Pool:
         directory = _directory(options)
         known = (self.affinity, self._find, self._dial, self._drop, self._looked)
         self.feed = None if directory is None else RegistryFeed(directory, *known)
-        self._placer = Placer(self.affinity, self.feed, options.registration.region)
+        self.placed: Counter[Reason] = Counter()
 
     # Links
 
@@ -380,7 +311,7 @@ class Pool:
 
     def _move(self, driver: SessionDriver) -> None:
         free = [each for each in self.verifiers if each.takes_sessions and each.has_room]
-        peer = self._placer.verifier_for(driver, free, self.drafters)
+        peer = self.verifier_for(driver, free)
         if peer is not None:
             driver.verifying.give_up_place()
             driver.use_verifier(peer)
@@ -392,19 +323,63 @@ class Pool:
 
     def _place(self, driver: SessionDriver) -> None:
         if driver.session.state is State.WAITING and driver.verifying.peer is None:
-            peer = self._placer.verifier_for(driver, self.verifiers, self.drafters)
+            peer = self.verifier_for(driver, self.verifiers)
             if peer is not None:
                 driver.use_verifier(peer)
         for _ in range(driver.drafters.missing):
-            chosen = self._placer.drafter_for(driver, self.drafters)
+            chosen = self.drafter_for(driver)
             if chosen is None:
                 return
             driver.drafters.add(chosen)
 
+    def verifier_for(self, driver: SessionDriver, verifiers: Sequence[VerifierPeer]) -> VerifierPeer | None:
+        """The verifier that was lost a moment ago, while it is expected back; else the best one."""
+        record, former = driver.view.record, driver.verifying.former
+        identity = identity_of(record)
+        if former is not None and not former.serves(identity, record.end):
+            former = None  # it is back with another model
+        if former is not None and former.takes_sessions:
+            return self._chosen(driver, former, Reason.HOLDER)
+        if former is not None and former.expected_back:
+            return None
+        drafter = self.drafter_for(driver) if driver.drafters.missing else None
+        wish = PlacementRequest(
+            record.session_id,
+            identity.digest,
+            held_by=self.affinity.held(record.session_id),
+            parent_at=self.affinity.of(record.parent),
+            near=self._near(drafter),
+            draws=self._draws,
+            context=record.end,
+        )
+        refusals = driver.verifying.refusals
+        choice = place([verifier_candidate(each, refusals[each]) for each in verifiers], wish)
+        return None if choice is None else self._chosen(driver, verifiers[choice.index], choice.reason)
+
+    def drafter_for(self, driver: SessionDriver) -> DrafterPeer | None:
+        """One more drafter for the session, if there is one."""
+        record, refusals = driver.view.record, driver.drafters.refusals
+        near = self._near(driver.verifying.peer)
+        wish = PlacementRequest(record.session_id, record.vocabulary_fingerprint, near=near, draws=self._draws)
+        free = [each for each in self.drafters if not driver.drafters.has(each)]
+        if record.sampling.weighed:
+            free = [drafter for drafter in free if drafter.maps(record.vocabulary_fingerprint) is None]
+        return chosen_drafter(free, refusals, wish)
+
+    def _chosen(self, driver: SessionDriver, peer: VerifierPeer, reason: Reason) -> VerifierPeer:
+        self.placed[reason] += 1
+        self.affinity.note(driver.view.record.session_id, peer.link.address)
+        return peer
+
+    def _near(self, other: VerifierPeer | DrafterPeer | None) -> tuple[str, ...]:
+        """Regions: the orchestrator's, then that of the session's other peer."""
+        there = other.info.region if other is not None and other.info is not None else ""
+        return tuple(dict.fromkeys(region for region in (self._options.registration.region, there) if region))
+
     @property
-    def placed(self) -> Counter[Reason]:
-        """How many sessions were given a verifier, by reason."""
-        return self._placer.placed
+    def _draws(self) -> int:
+        """How many drawn candidates are compared by load; 0: all."""
+        return TWO if self.feed is not None and self.feed.shared else 0
 
     async def learn_home(self, session_id: str) -> None:
         """Look up, before `place`, which verifier had a session or its parent at another orchestrator."""

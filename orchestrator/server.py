@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Protocol
 
 from orchestrator.api.calls import GenerationApi
@@ -24,7 +25,7 @@ from specwire.options import add_options
 from specwire.registry.entry import MOST_MODELS, Load, Role, ServedModel, ServiceEntry
 from specwire.registry.options import cloud_of, register, registry_of
 from specwire.registry.registrar import Registrar, new_id
-from specwire.rpc.keys import Keys, read_peer_token
+from specwire.rpc.keys import read_peer_token
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.process import run_until_signalled, say
 from specwire.rpc.renewal import Renewal
@@ -51,13 +52,12 @@ def registered(orchestrator: Orchestrator, address: str) -> Registrar:
     entry_id, started, registration = new_id(), time.time(), orchestrator.options.registration
 
     def describe(at: str) -> ServiceEntry:
-        models = _models(orchestrator)
         return ServiceEntry(
             entry_id,
             Role.ORCHESTRATOR,
             at,
             region=registration.region,
-            models=models,
+            models=tuple(map(_served, orchestrator.pool.targets()[:MOST_MODELS])),
             load=_load(orchestrator),
             started=started,
         )
@@ -65,11 +65,7 @@ def registered(orchestrator: Orchestrator, address: str) -> Registrar:
     return register(registration, address, describe)
 
 
-def _models(orchestrator: Orchestrator) -> tuple[ServedModel, ...]:
-    return tuple(_model(target) for target in orchestrator.pool.targets()[:MOST_MODELS])
-
-
-def _model(target: Target) -> ServedModel:
+def _served(target: Target) -> ServedModel:
     info, digest = target.info, target.identity.digest
     return ServedModel(info.model, info.weights_fingerprint, info.vocabulary_fingerprint, digest)
 
@@ -194,12 +190,15 @@ async def start(options: OrchestratorOptions, local: Mapping[str, LocalPeer] = A
         if http is not None:
             started.push_async_callback(http.stop, 0.0)
         hub = DraftHub(orchestrator)
-        access = options.access
-        offered = [_generation(GenerationApi(orchestrator, chats), access.keys)]
+        access, api = options.access, GenerationApi(orchestrator, chats)
+        add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
+        offered = [Service(GENERATION, partial(add, api), AccessPolicy(access.keys))]
         if options.accept_drafters:
-            offered.append(_drafters(hub, access.drafter_keys))
+            policy = AccessPolicy(access.drafter_keys, MOST_SAID_BYTES)
+            offered.append(Service(HUB, partial(draft_pb2_grpc.add_DraftHubServiceServicer_to_server, hub), policy))
         if is_offered(options):
-            offered.append(_status(StatusApi(orchestrator), access.operator_keys))
+            add = status_pb2_grpc.add_StatusServiceServicer_to_server
+            offered.append(Service(STATUS, partial(add, StatusApi(orchestrator)), AccessPolicy(access.operator_keys)))
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = registered(orchestrator, server.address)
         started.pop_all()
@@ -215,30 +214,6 @@ async def _serve_http(orchestrator: Orchestrator, chats: ChatModels) -> RunningH
     from orchestrator.http.server import serve as serve_http  # an extra
 
     return await serve_http(orchestrator, options.http, options.tls, chats)
-
-
-def _generation(api: GenerationApi, keys: Keys | None) -> Service:
-    return Service(
-        GENERATION,
-        lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(api, server),
-        AccessPolicy(keys),
-    )
-
-
-def _drafters(hub: DraftHub, keys: Keys | None) -> Service:
-    return Service(
-        HUB,
-        lambda server: draft_pb2_grpc.add_DraftHubServiceServicer_to_server(hub, server),
-        AccessPolicy(keys, MOST_SAID_BYTES),
-    )
-
-
-def _status(api: StatusApi, keys: Keys | None) -> Service:
-    return Service(
-        STATUS,
-        lambda server: status_pb2_grpc.add_StatusServiceServicer_to_server(api, server),
-        AccessPolicy(keys),
-    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

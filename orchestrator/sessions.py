@@ -13,8 +13,7 @@ import grpc
 
 from orchestrator.admission import Admission
 from orchestrator.options import OrchestratorOptions
-from orchestrator.ownership.ownership import Cancellations, Ownership
-from orchestrator.ownership.sweeper import Rolls, Sweeper, SweepPatience
+from orchestrator.ownership import Cancellations, Ownership
 from orchestrator.pool import Pool
 from orchestrator.session.appender import SessionLog, keep_leases, status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice, hash_beside
@@ -30,6 +29,7 @@ from orchestrator.store import (
 )
 from orchestrator.store.base import NONE_OF_IT
 from orchestrator.store.health import LogHealth
+from orchestrator.sweeper import Rolls, Sweeper
 from orchestrator.tenants import Allowances, check_rule, no_session
 from specwire.core.messages import End, FinishReason
 from specwire.rpc.errors import StatusError
@@ -178,80 +178,9 @@ class KnownSessions:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is recorded when a session begins here, comes from another orchestrator, goes to one, or ends: figures, the
-# tenant's charge, and a line in the process's log.
+# All sessions of one orchestrator.
 
 logger = logging.getLogger(__name__)
-
-
-class SessionAccounting:
-    """One for all sessions of an orchestrator. `tally`, `totals`: for metrics.
-
-    Args:
-        text_of: gives a record's prompt as text where log lines may have prompts and outputs; else None.
-    """
-
-    def __init__(self, allowances: Allowances, text_of: Callable[[SessionRecord], str] | None) -> None:
-        self.tally = OrchestratorTally()
-        self.totals = Totals()
-        self._allowances = allowances
-        self._text_of = text_of
-
-    def refused(self, error: StatusError) -> None:
-        """A session was not begun."""
-        self.tally.refused[error.code.name.lower()] += 1
-
-    def begun(self, record: SessionRecord) -> None:
-        """A session began here; its tenant was charged when it was admitted."""
-        self.tally.begun += 1
-        self.tally.prompt_tokens += len(record.prompt)
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        shown = record.session_id[:SHOWN_CHARACTERS]
-        texts = {} if self._text_of is None else {"prompt": self._text_of(record)}
-        logger.info("session %s: begun with %d tokens", shown, len(record.prompt), extra=of_session(shown, **texts))
-
-    def taken_up(self, record: SessionRecord) -> None:
-        """A session that another orchestrator drove is driven here from now on."""
-        self.tally.claims += 1
-        self._allowances.adopt(record)
-
-    def lost(self, record: SessionRecord) -> None:
-        """Another orchestrator has claimed the session, or the log has gone another way."""
-        self.tally.fenced += 1
-        self._allowances.leave(record)
-
-    def forgotten(self, view: SessionView) -> None:
-        """A session is not known here any more, ended or not."""
-        self._settle(view)
-        self.totals.keep(view.stats)
-        view.span.end()
-
-    def ended(self, view: SessionView) -> None:
-        """It ended here, for readers at least."""
-        self._settle(view)
-        if view.output.end is not None:
-            self.totals.count(view.stats, view.output.end.reason)
-            self.tally.ended(view.stats)
-            self._log_ended(view, view.output.end)
-
-    def _settle(self, view: SessionView) -> None:
-        self._allowances.settle(view.record, len(view.record.prompt) + len(view.output.tokens))
-
-    def _log_ended(self, view: SessionView, end: End) -> None:
-        stats, shown = view.stats, view.record.session_id[:SHOWN_CHARACTERS]
-        texts = {} if self._text_of is None else {"output": view.output.text}
-        message = "session %s: ended (%s) with %d tokens in %d forwards, %d of %d draft tokens accepted, after %.3f s"
-        took = (stats.ended or stats.started) - stats.started
-        figures = (
-            len(view.output.tokens),
-            stats.target_forwards,
-            stats.shown.accepted,
-            stats.shown.tested,
-            took,
-        )
-        logger.info(message, shown, end.reason.name.lower(), *figures, extra=of_session(shown, **texts))
-
 
 # Seconds that a session which is to be deleted, or that nobody drives, has for its end to reach the log.
 END_LIMIT_S = 5.0
@@ -264,9 +193,9 @@ ORCHESTRATOR = "orchestrator"
 class Orchestrator:
     """Begins sessions, joins those of others, keeps them while they run, leaves them.
 
-    `admission`: what callers may have done. `pool`: the peers they get. `roster`: those that are known here.
-    `registry`: where this process's figures are read (`orchestrator.metrics`). `log`: whether the log takes writes.
-    `on_readiness`: is awaited when that has changed.
+    `admission`: what callers may have done. `pool`: the peers they get. `roster`: those that are known here. `tally`,
+    `totals`: for metrics. `registry`: where this process's figures are read (`orchestrator.metrics`). `log`: whether
+    the log takes writes. `on_readiness`: is awaited when that has changed.
 
     Args:
         local: see Pool.
@@ -283,13 +212,12 @@ class Orchestrator:
         self.owner = secrets.token_hex(OWNER_BYTES)
         self._allowances = Allowances(options.access, asyncio.get_running_loop().time, options.retention)
         self.admission = Admission(self._allowances.charge)
-        self._accounting = SessionAccounting(self._allowances, self._prompt_of if options.log_prompts else None)
-        self.totals, self.tally = self._accounting.totals, self._accounting.tally
+        self.totals, self.tally = Totals(), OrchestratorTally()
         self._host = SessionHost(store, options, self._notice, self.owner, self.tally, self.pool.missing_for)
         self._ownership = Ownership(self._host, self._scanner_of, self._unfit)
         self.registry = Registry()
-        patience = SweepPatience(options.store_timeout, options.detach_grace)
-        self._sweeper = Sweeper(store, self._driven, self.end_orphan, patience, options.session_ttl)
+        waits = options.store_timeout, options.detach_grace
+        self._sweeper = Sweeper(store, self._driven, self.end_orphan, *waits, options.session_ttl)
         self.cancellations = Cancellations(store, options.store_timeout)
         self.log = LogHealth(store, self._readiness_changed)
         self.on_readiness: Callable[[], Awaitable[None]] | None = None
@@ -374,7 +302,7 @@ class Orchestrator:
             await self.log.require()
             self._allowances.admit(record)
         except StatusError as error:
-            self._accounting.refused(error)
+            self.tally.refused[error.code.name.lower()] += 1
             raise
 
     def dismiss(self, record: SessionRecord, used: int = 0) -> None:
@@ -391,7 +319,7 @@ class Orchestrator:
         try:
             return await self.roster.open(record.session_id, self._create_or_dismiss(record, deadline, span))
         except StatusError as error:
-            self._accounting.refused(error)
+            self.tally.refused[error.code.name.lower()] += 1
             raise
 
     async def _create_or_dismiss(self, record: SessionRecord, deadline: float | None, span: Span) -> SessionDriver:
@@ -414,7 +342,7 @@ class Orchestrator:
                 raise
             return await self._join(record.session_id)  # the same request id was used elsewhere at the same moment
         driver = self._driver(record, fence, span)
-        self._accounting.begun(record)
+        self._note_begun(record)
         if deadline is not None:
             driver.set_deadline(deadline)
         driver.view.readers.expect()
@@ -426,7 +354,7 @@ class Orchestrator:
         """The session, whoever began it: driven here, or shown as another orchestrator drives it.
 
         take_over: the caller has lost its connection to the orchestrator that drove it; see
-        `orchestrator.ownership.ownership`.
+        `orchestrator.ownership`.
         traceparent: of the caller's span, below which the session has one here if it was not here before.
 
         Raises:
@@ -512,7 +440,8 @@ class Orchestrator:
             case SessionNotice.UNPLACED:
                 self.pool.place(driver)
             case SessionNotice.CLAIMED:
-                self._accounting.taken_up(driver.view.record)
+                self.tally.claims += 1
+                self._allowances.adopt(driver.view.record)
                 self.pool.place(driver)
             case SessionNotice.FENCED:
                 self._fenced(driver)
@@ -543,7 +472,8 @@ class Orchestrator:
         return self.pool.missing_for(record) or "there is no room to go on with it"
 
     def _fenced(self, driver: SessionDriver) -> None:
-        self._accounting.lost(driver.view.record)
+        self.tally.fenced += 1
+        self._allowances.leave(driver.view.record)
         if driver.view.readers.count:
             self._ownership.follow(driver)
         else:
@@ -551,13 +481,44 @@ class Orchestrator:
 
     def _forget(self, driver: SessionDriver) -> None:
         """Nobody reads the session here, and it is driven elsewhere."""
-        self._accounting.forgotten(driver.view)
+        self._settle(driver.view)
+        self.totals.keep(driver.view.stats)
+        driver.view.span.end()
         self.roster.forget(driver)
 
     def _ended(self, driver: SessionDriver) -> None:
         """Keep an ended session for a while for readers that come back; the log keeps it for longer."""
-        self._accounting.ended(driver.view)
+        view = driver.view
+        self._settle(view)
+        if view.output.end is not None:
+            self.totals.count(view.stats, view.output.end.reason)
+            self.tally.ended(view.stats)
+            self._log_ended(view, view.output.end)
         driver.verifying.references = ()
         if not driver.view.abandoned:
             self._sweeper.note_end(driver.view.record.weights_fingerprint, driver.view.record.session_id)
         self.roster.forget_oldest()
+
+    # What is recorded of them
+
+    def _settle(self, view: SessionView) -> None:
+        self._allowances.settle(view.record, len(view.record.prompt) + len(view.output.tokens))
+
+    def _note_begun(self, record: SessionRecord) -> None:
+        """A session began here; its tenant was charged when it was admitted."""
+        self.tally.begun += 1
+        self.tally.prompt_tokens += len(record.prompt)
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        shown = record.session_id[:SHOWN_CHARACTERS]
+        texts = {"prompt": self._prompt_of(record)} if self.options.log_prompts else {}
+        logger.info("session %s: begun with %d tokens", shown, len(record.prompt), extra=of_session(shown, **texts))
+
+    def _log_ended(self, view: SessionView, end: End) -> None:
+        stats, shown = view.stats, view.record.session_id[:SHOWN_CHARACTERS]
+        texts = {"output": view.output.text} if self.options.log_prompts else {}
+        message = "session %s: ended (%s) with %d tokens in %d forwards, %d of %d draft tokens accepted, after %.3f s"
+        took = (stats.ended or stats.started) - stats.started
+        drafted = stats.shown.accepted, stats.shown.tested
+        figures = len(view.output.tokens), stats.target_forwards, *drafted, took
+        logger.info(message, shown, end.reason.name.lower(), *figures, extra=of_session(shown, **texts))

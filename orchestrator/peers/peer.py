@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,37 +160,40 @@ def guarded(subject: Breakable) -> Iterator[None]:
         subject.on_broken(error)
 
 
-class VerifierSubject(Breakable, Protocol):
-    """A session, as its verifier's link sees it."""
+class PeerSubject(Breakable, Protocol):
+    """A session, as its peer's link sees it."""
 
-    def on_verifier_lost(self) -> None: ...
+    def on_lost(self) -> None:
+        """The peer is gone."""
+
+
+class VerifierSubject(PeerSubject, Protocol):
     def on_opened(self, opened: verify_pb2.Opened) -> None: ...
     def on_verdict(
         self, verdict: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int, more: bool = False
     ) -> None: ...
-    def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None: ...
+    def on_refused(self, refused: common_pb2.Refused) -> None: ...
 
 
-class DrafterSubject(Breakable, Protocol):
-    """A session, as its drafter's link sees it."""
-
-    def on_drafter_lost(self) -> None: ...
+class DrafterSubject(PeerSubject, Protocol):
     def on_proposal(self, proposal: common_pb2.Proposal) -> None: ...
-    def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None: ...
+    def on_refused(self, refused: common_pb2.Refused) -> None: ...
 
 
-Subject = TypeVar("Subject", bound=Breakable)
+Subject = TypeVar("Subject", bound=PeerSubject)
 
 
-class Peer(ABC, Generic[Request, Subject]):
+class Peer(Generic[Request, Subject]):
     """A service at the other end of a connection. `info` is what it said last; `up` says whether it can be used now.
 
-    `report`: what the registry says of it.
+    `report`: what the registry says of it. accept: says why a peer of this description must not be used, or None.
 
     Invariant: `subjects` holds the sessions whose handles are open on the present connection.
     """
 
-    def __init__(self, link: Line[Request], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, link: Line[Request], on_change: Callable[[], None], accept: Callable[[Info], str | None]
+    ) -> None:
         self.link = link
         self.info: Info | None = None
         self.refusal: str | None = None
@@ -199,6 +201,7 @@ class Peer(ABC, Generic[Request, Subject]):
         self.subjects: dict[int, Subject] = {}
         self._handles = itertools.count(1)
         self._on_change = on_change
+        self._accept = accept
 
     @property
     def up(self) -> bool:
@@ -218,7 +221,7 @@ class Peer(ABC, Generic[Request, Subject]):
     def on_up(self, info: Info) -> None:
         self.info = info
         self.report.draining = False  # one that drains takes no connection; the registry may mean its predecessor
-        self.refusal = self._refusal(info)
+        self.refusal = self._accept(info)
         if self.refusal is not None:
             logger.warning("%s is not used: %s", self.link.address, self.refusal)
         self._on_change()
@@ -227,20 +230,12 @@ class Peer(ABC, Generic[Request, Subject]):
         """An attempt to connect failed; the link's `trouble` says why."""
         self._on_change()
 
-    @abstractmethod
-    def _refusal(self, info: Info) -> str | None:
-        """Why a peer of this description must not be used, or None."""
-
     def on_down(self) -> None:
         subjects, self.subjects = list(self.subjects.values()), {}
         for subject in subjects:
             with guarded(subject):
-                self._tell_lost(subject)
+                subject.on_lost()
         self._on_change()
-
-    @abstractmethod
-    def _tell_lost(self, subject: Subject) -> None:
-        """The session's peer is gone."""
 
 
 class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
@@ -257,11 +252,10 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         on_change: Callable[[], None],
         accept: Callable[[Info], str | None],
     ) -> None:
-        super().__init__(link, on_change)
+        super().__init__(link, on_change, accept)
         self.draining = False
         self.identity: Identity | None = None
         self.step_us = 10_000.0
-        self._accept = accept
         self._lost_at: float | None = None
         self._failures = 0
 
@@ -296,6 +290,8 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         self._lost_at = None
         self.draining = False
         self.identity = Identity.of(info)
+        measured = [time.microseconds for time in info.forward_times if time.rows == 1]
+        self.step_us = max(1.0, float(measured[0])) if measured else self.step_us
         super().on_up(info)
 
     def on_down(self) -> None:
@@ -306,14 +302,6 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         """Count a failure to reach the peer, its loss included."""
         self._failures += 1
         super().on_unreachable()
-
-    def _refusal(self, info: Info) -> str | None:
-        measured = [time.microseconds for time in info.forward_times if time.rows == 1]
-        self.step_us = max(1.0, float(measured[0])) if measured else self.step_us
-        return self._accept(info)
-
-    def _tell_lost(self, subject: VerifierSubject) -> None:
-        subject.on_verifier_lost()
 
     def on_message(self, message: verify_pb2.ConnectVerifyResponse) -> None:
         received_ns = time.monotonic_ns()
@@ -331,7 +319,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
         for refused in message.refused:
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
                 with guarded(subject):
-                    subject.on_refused_by_verifier(refused)
+                    subject.on_refused(refused)
 
     def _hear_opened(self, opened: verify_pb2.Opened, received_ns: int) -> None:
         if (subject := self.subjects.get(opened.handle)) is not None:
@@ -376,7 +364,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
 
 class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
-    """A drafter; it may vanish at any time. `accept` says why a description must not be used, or None.
+    """A drafter; it may vanish at any time.
 
     targets: the models that it may draft for. A drafter of another vocabulary than one of theirs is told that.
 
@@ -390,17 +378,10 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
         accept: Callable[[Info], str | None],
         targets: Callable[[], Sequence[Target]] = tuple,
     ) -> None:
-        super().__init__(link, on_change)
-        self._accept = accept
+        super().__init__(link, on_change, accept)
         self._targets = targets
         self._told: set[str] = set()
         self._strays = Quota(MOST_STRAYS)
-
-    def _refusal(self, info: Info) -> str | None:
-        return self._accept(info)
-
-    def _tell_lost(self, subject: DrafterSubject) -> None:
-        subject.on_drafter_lost()
 
     def on_up(self, info: Info) -> None:
         self._strays = Quota(MOST_STRAYS)
@@ -451,7 +432,7 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
             if (subject := self.subjects.pop(refused.handle, None)) is not None:
                 self._strays.ask(MOST_RELAYED)  # proposals under way may follow
                 with guarded(subject):
-                    subject.on_refused_by_drafter(refused)
+                    subject.on_refused(refused)
             elif not self._strays.take(1):
                 return False
         return True

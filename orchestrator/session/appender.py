@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import grpc
 
 from orchestrator.options import OrchestratorOptions
-from orchestrator.session.output import ELSEWHERE, OutputTimings, SessionView
+from orchestrator.session.output import ELSEWHERE, OutputTimings, SessionListener, SessionView
 from orchestrator.store import (
     LEASE_S,
     AppendReply,
@@ -338,13 +338,6 @@ class Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True)
-class LogRefused:
-    """The log refused an append or a sign of life."""
-
-    error: StoreError
-
-
 class SessionLog:
     """Owns the writes to the log that are under way, in `tasks`.
 
@@ -352,7 +345,7 @@ class SessionLog:
 
     Args:
         owner: the orchestrator's name in the log.
-        tell: is called with acknowledgements, refusals, and ends that were asked for in the log.
+        driver: hears of acknowledgements, refusals, and ends that were asked for in the log.
     """
 
     def __init__(
@@ -363,7 +356,7 @@ class SessionLog:
         owner: str,
         tally: OrchestratorTally,
         tasks: Tasks,
-        tell: Callable[[messages.Event | LogRefused], None],
+        driver: SessionListener,
     ) -> None:
         self.timings: OutputTimings | None = None
         self._view = view
@@ -372,7 +365,7 @@ class SessionLog:
         self._owner = owner
         self._tally = tally
         self._tasks = tasks
-        self._tell = tell
+        self._driver = driver
         self._session: Session
         self._appender: Appender
 
@@ -407,7 +400,7 @@ class SessionLog:
         if session is not self._session:
             return  # the session was lost and came back meanwhile, with all that the log holds
         timings.durable_ns = time.monotonic_ns()
-        self._tell(messages.Appended())
+        self._driver.apply(messages.Appended())
         self._heard(cancelled)
 
     async def renew(self) -> None:
@@ -428,9 +421,9 @@ class SessionLog:
     def _heard(self, cancelled: bool) -> None:
         """Readers elsewhere raise no credit here: what is durable counts as taken, or the text would stand still."""
         if self._appender.read_s < ELSEWHERE:
-            self._tell(messages.ClientTook(self._session.durable))
+            self._driver.apply(messages.ClientTook(self._session.durable))
         if cancelled:
-            self._tell(messages.EndRequested(FinishReason.CANCELLED))
+            self._driver.apply(messages.EndRequested(FinishReason.CANCELLED))
 
     def look_for_readers(self) -> None:
         """Nobody came back here. The log knows of readers elsewhere; if there are none, ask for the end."""
@@ -448,7 +441,7 @@ class SessionLog:
             self._refuse(session, error)
             return
         if self._runs(session) and not self._view.readers.elsewhere(self._appender.read_s):
-            self._tell(messages.EndRequested(FinishReason.CANCELLED))
+            self._driver.apply(messages.EndRequested(FinishReason.CANCELLED))
 
     def _runs(self, session: Session) -> bool:
         """Whether this session is still driven here."""
@@ -457,4 +450,4 @@ class SessionLog:
     def _refuse(self, session: Session, error: StoreError) -> None:
         """An append and a sign of life may both be refused; the first one counts."""
         if self._runs(session):
-            self._tell(LogRefused(error))
+            self._driver.on_log_refused(error)

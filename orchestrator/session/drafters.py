@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, Quota, VerifierPeer, known_by, share_host
-from orchestrator.session.output import SessionView, Timers
-from orchestrator.session.verifier import Broken, Tell, Unplaced
+from orchestrator.session.output import SessionListener, SessionView
+from orchestrator.session.stats import TracedProposal
 from orchestrator.store import SessionRecord
 from specwire.core import messages
 from specwire.core.draft import fitting
@@ -33,8 +33,8 @@ class SessionDrafter:
 
     Args:
         plan: auto, or a fixed plan for every session; see `specwire.core.messages.parse_plan`.
-        tell: is called with what happens. on_lost: the drafter or its link is gone. on_refused: it will not serve the
-        session for now.
+        tell: is called with events. on_lost: the drafter or its link is gone. on_refused: it will not serve the session
+        for now. on_broken: a bug of ours.
     """
 
     def __init__(
@@ -44,9 +44,10 @@ class SessionDrafter:
         record: SessionRecord,
         plan: str,
         stats: DrafterCounts,
-        tell: Tell,
+        tell: Callable[[messages.Event], None],
         on_lost: Callable[[SessionDrafter], None],
         on_refused: Callable[[SessionDrafter, str], None],
+        on_broken: Callable[[Exception], None],
     ) -> None:
         self.source = source
         self.peer = peer
@@ -57,6 +58,7 @@ class SessionDrafter:
         self._tell = tell
         self._on_lost = on_lost
         self._on_refused = on_refused
+        self._on_broken = on_broken
         self._quota, self._burst = Quota(), Quota(MOST_RELAYED)
         self._handle = peer.attach(self)
         self.has_proposed = False
@@ -90,14 +92,14 @@ class SessionDrafter:
         del proposal.weights[len(proposal.tokens) + 1 if self._record.sampling.weighed else 0 :]
         self._tell(messages.ProposalArrived(proposal))
 
-    def on_refused_by_drafter(self, refused: common_pb2.Refused) -> None:
+    def on_refused(self, refused: common_pb2.Refused) -> None:
         self._on_refused(self, refused.message)
 
-    def on_drafter_lost(self) -> None:
+    def on_lost(self) -> None:
         self._on_lost(self)
 
     def on_broken(self, error: Exception) -> None:
-        self._tell(Broken(error))
+        self._on_broken(error)
 
     # To the drafter
 
@@ -149,18 +151,12 @@ MOST_RETRY = 30.0
 class Drafters:
     """Up to `options.drafters_per_session` at a time. `refusals`: how often each refused this session.
 
-    tell: hears what happens.
+    driver: hears what happens.
 
     Invariant: sources rise, and are never used twice in a session.
     """
 
-    def __init__(
-        self,
-        view: SessionView,
-        options: OrchestratorOptions,
-        timers: Timers,
-        tell: Tell,
-    ) -> None:
+    def __init__(self, view: SessionView, options: OrchestratorOptions, driver: SessionListener) -> None:
         self.refusals: Counter[DrafterPeer] = Counter()
         self._view = view
         record = view.record
@@ -169,8 +165,8 @@ class Drafters:
         # A session that was begun elsewhere under a rule not allowed here goes on without drafters.
         self._most = most if record.drafting and record.sampling.rule in options.rules else 0
         self._plan = options.plan
-        self._timers = timers
-        self._tell = tell
+        self._timers = view.timers
+        self._driver = driver
         self._session: Session
         self._verifier: VerifierPeer | None = None
         self._by_source: dict[int, SessionDrafter] = {}
@@ -203,9 +199,8 @@ class Drafters:
         """Let `peer` draft, too."""
         self._source += 1
         stats = self._view.stats.of_drafter(self._source, peer.info.model if peer.info is not None else "")
-        drafting = SessionDrafter(
-            self._source, peer, self._view.record, self._plan, stats, self._tell, self._on_lost, self._on_refused
-        )
+        reports = self._hear, self._on_lost, self._on_refused, self._driver.on_broken
+        drafting = SessionDrafter(self._source, peer, self._view.record, self._plan, stats, *reports)
         self._by_source[self._source] = drafting
         weights, before = drafting.info.weights_fingerprint, self._drew
         self._drew = weights
@@ -232,6 +227,13 @@ class Drafters:
             if (drafting := self._by_source.get(each.source)) is not None:
                 drafting.stats.planned = each.reason
 
+    def _hear(self, event: messages.Event) -> None:
+        if self._view.trace is not None:
+            match event:
+                case messages.ProposalArrived(proposal=common_pb2.Proposal() as proposal):
+                    self._view.trace(TracedProposal.of(proposal))
+        self._driver.apply(event)
+
     def _on_lost(self, drafting: SessionDrafter) -> None:
         self._view.stats.drafter_losses += 1
         self._part(drafting)
@@ -239,7 +241,7 @@ class Drafters:
     def _part(self, drafting: SessionDrafter) -> None:
         drafting.stats.lost = True
         self._forget(drafting)
-        self._tell(messages.DrafterLost(drafting.source))
+        self._driver.apply(messages.DrafterLost(drafting.source))
 
     def _on_refused(self, drafting: SessionDrafter, message: str) -> None:
         shown = self._view.record.session_id[:8]
@@ -251,7 +253,7 @@ class Drafters:
         retry = self._retries.get(peer, RETRY)
         self._retries[peer] = min(MOST_RETRY, 2 * retry)
         self._resting.add(name)
-        self._timers.set(name, retry, lambda: self._tell(Unplaced()))
+        self._timers.set(name, retry, self._driver.on_unplaced)
         self._view.stats.drafter_refusals += 1
         self._part(drafting)
 

@@ -15,20 +15,10 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import VerifierPeer
-from orchestrator.session.appender import LogRefused, SessionLog, Tasks, message_of_append, status_of_append
+from orchestrator.session.appender import SessionLog, Tasks, message_of_append, status_of_append
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.output import SessionFailure, SessionView, Timers
-from orchestrator.session.stats import TracedProposal, TracedVerdict
-from orchestrator.session.verifier import (
-    Broken,
-    FenceSeen,
-    Said,
-    SessionVerifier,
-    Trouble,
-    Unplaced,
-    Unserved,
-    VerifierFailed,
-)
+from orchestrator.session.output import SessionFailure, SessionView
+from orchestrator.session.verifier import SessionVerifier
 from orchestrator.store import (
     ContentMismatch,
     Fenced,
@@ -102,7 +92,7 @@ class SessionDriver:
     """Owns the session's tasks; `close` ends them. Everything runs on the event loop, one event at a time.
 
     A session that another orchestrator claims is driven there: its readers here follow the log
-    (`orchestrator.ownership.ownership`), until it ends or comes back (`drive`).
+    (`orchestrator.ownership`), until it ends or comes back (`drive`).
 
     `view` is what readers see of it. `verifying`, `drafters`, `log`: who takes part in it, each with its own effects.
     """
@@ -118,14 +108,11 @@ class SessionDriver:
         options = host.options
         self._host = host
         self._tasks = Tasks(self.on_broken)
-        self._timers = Timers()
         grace = options.detach_grace if record.request_id else 0.0
-        self.view = view = SessionView(
-            record, span, self._timers, grace, lambda: self.log.look_for_readers(), self.apply
-        )
-        self.log = SessionLog(view, host.store, options, host.owner, host.tally, self._tasks, self.tell)
-        self.drafters = Drafters(view, options, self._timers, self.tell)
-        self.verifying = SessionVerifier(view, options, self._timers, self.tell)
+        self.view = view = SessionView(record, span, grace, lambda: self.log.look_for_readers(), self.apply)
+        self.log = SessionLog(view, host.store, options, host.owner, host.tally, self._tasks, self)
+        self.drafters = Drafters(view, options, self)
+        self.verifying = SessionVerifier(view, options, self.drafters.note, self)
         self._events: deque[messages.Event] = deque()
         self._applying = False
         self.drive(fence, scanner, options.retention)
@@ -154,7 +141,7 @@ class SessionDriver:
 
     def let_go(self) -> None:
         """Another orchestrator has the session: leave the peers. Readers stay, and `follow` serves them."""
-        self._timers.cancel_all()
+        self.view.timers.cancel_all()
         self.view.failure = None
         self.view.span.event("driven elsewhere")
         self.verifying.note_elsewhere()
@@ -185,11 +172,11 @@ class SessionDriver:
         self.verifying.use(peer)
 
     def set_deadline(self, seconds: float) -> None:
-        self._timers.set("deadline", seconds, lambda: self.end(FinishReason.DEADLINE))
+        self.view.timers.set("deadline", seconds, lambda: self.end(FinishReason.DEADLINE))
 
     def is_due(self, within_s: float) -> bool:
         """Whether its deadline, if it has one here, passes within so many seconds."""
-        left = self._timers.left("deadline")
+        left = self.view.timers.left("deadline")
         return left is not None and left <= within_s
 
     def end(self, reason: FinishReason) -> None:
@@ -202,50 +189,20 @@ class SessionDriver:
 
     # From peers and the log
 
-    def tell(self, said: Said | LogRefused) -> None:
-        """Handle reports of the session's verifier, drafters and log."""
-        match said:
-            case messages.VerdictArrived(verdict=verdict):
-                if self.view.trace is not None:
-                    step, trip_us = self.verifying.timings.step, self.verifying.round_trip_us
-                    self.view.trace(TracedVerdict.of(verdict, step, trip_us, self.view.stats.plan))
-                self.drafters.note(verdict.paces)
-                self.apply(said)
-            case messages.VerifierOpened(paces=paces):
-                self.drafters.note(paces)
-                self.apply(said)
-            case messages.ProposalArrived(proposal=common_pb2.Proposal() as proposal):
-                if self.view.trace is not None:
-                    self.view.trace(TracedProposal.of(proposal))
-                self.apply(said)
-            case Unplaced() | Unserved() | VerifierFailed() | FenceSeen() | LogRefused() | Broken():
-                self._on_trouble(said)
-            case _:
-                self.apply(said)
+    def on_unplaced(self) -> None:
+        self._host.notice(self, SessionNotice.UNPLACED)
 
-    def _on_trouble(self, trouble: Trouble | LogRefused) -> None:
-        match trouble:
-            case Unplaced():
-                self._host.notice(self, SessionNotice.UNPLACED)
-            case Unserved():
-                missing = self._host.missing(self.view.record)
-                message = f"no verifier took the session within {trouble.seconds:g} s"
-                self.end_here(grpc.StatusCode.UNAVAILABLE, f"{message}: {missing}" if missing else message)
-            case VerifierFailed():
-                self._refuse(trouble)
-            case FenceSeen():
-                self.on_newer_fence(trouble.fence)
-            case LogRefused():
-                self._on_log_refused(trouble.error)
-            case Broken():
-                self.on_broken(trouble.error)
+    def on_unserved(self, seconds: float) -> None:
+        missing = self._host.missing(self.view.record)
+        message = f"no verifier took the session within {seconds:g} s"
+        self.end_here(grpc.StatusCode.UNAVAILABLE, f"{message}: {missing}" if missing else message)
 
-    def _refuse(self, failed: VerifierFailed) -> None:
-        if failed.final:
-            self.fail(failed.code, failed.message)
-            return
-        self.view.failure = self.view.failure or SessionFailure(failed.code, failed.message, failed.retry_after)
-        self.apply(messages.VerifierRefused(self.session.attach, failed.message))
+    def on_verifier_failed(self, failure: SessionFailure, final: bool = False) -> None:
+        self.view.failure = self.view.failure or failure
+        if final:
+            self.apply(messages.EndRequested(FinishReason.ERROR, failure.message))
+        else:
+            self.apply(messages.VerifierRefused(self.session.attach, failure.message))
 
     def on_newer_fence(self, fence: int) -> None:
         """A verifier has seen another owner, under this fence, which is not below ours: the log says who that is.
@@ -294,7 +251,7 @@ class SessionDriver:
         failure = self.view.failure
         return end.reason is FinishReason.ERROR and failure is not None and failure.code in WORTH_REPEATING
 
-    def _on_log_refused(self, error: StoreError) -> None:
+    def on_log_refused(self, error: StoreError) -> None:
         """A log with another fence or other tokens wins: the session goes on from it, here or elsewhere."""
         if isinstance(error, Fenced | ContentMismatch):
             self._lose_to_another()
@@ -339,7 +296,7 @@ class SessionDriver:
 
     def finish(self, effect: messages.EmitEnd) -> None:
         """The session has ended, for readers here at least."""
-        self._timers.cancel_all()
+        self.view.timers.cancel_all()
         self.drafters.leave()
         self.verifying.leave()
         self.view.finish(effect)
@@ -347,5 +304,5 @@ class SessionDriver:
 
     async def close(self) -> None:
         """End the session's tasks and timers, whatever its state; used at shutdown."""
-        self._timers.cancel_all()
+        self.view.timers.cancel_all()
         await self._tasks.cancel_all()

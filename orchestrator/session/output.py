@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import grpc
 
 from orchestrator.session.stats import Trace
-from orchestrator.store.base import LEASE_S, LoggedTokens, SessionRecord
+from orchestrator.store.base import LEASE_S, LoggedTokens, SessionRecord, StoreError
 from specwire.core.messages import (
     Emit,
     EmitEnd,
@@ -298,6 +298,30 @@ class SessionFailure(NamedTuple):
     retry_after: float | None = None
 
 
+class SessionListener(Protocol):
+    """Hears what a session's verifier, drafters and log have to say."""
+
+    def apply(self, event: Event) -> None: ...
+
+    def on_unplaced(self) -> None:
+        """It lacks a verifier or drafters."""
+
+    def on_unserved(self, seconds: float) -> None:
+        """No verifier has opened it within so many seconds."""
+
+    def on_verifier_failed(self, failure: SessionFailure, final: bool = False) -> None:
+        """A verifier refused or failed it. final: another one would, too."""
+
+    def on_newer_fence(self, fence: int) -> None:
+        """A verifier has seen another owner with this fence, which is not below ours."""
+
+    def on_log_refused(self, error: StoreError) -> None:
+        """The log refused an append or a sign of life."""
+
+    def on_broken(self, error: Exception) -> None:
+        """A bug of ours."""
+
+
 class SessionView:
     """Filled by the driver here, or from the log where another orchestrator drives the session.
 
@@ -318,7 +342,6 @@ class SessionView:
         self,
         record: SessionRecord,
         span: Span,
-        timers: Timers,
         grace: float,
         on_left: Callable[[], None],
         tell: Callable[[Event], None],
@@ -326,7 +349,8 @@ class SessionView:
         self.record = record
         self.span = span
         self.output = Output(len(record.prompt))
-        self.readers = Readers(timers, grace, lambda: self.output.end is None, on_left)
+        self.timers = Timers()
+        self.readers = Readers(self.timers, grace, lambda: self.output.end is None, on_left)
         self.trace: Trace | None = None
         self.stats = SessionStats(asyncio.get_running_loop().time())
         self.failure: SessionFailure | None = None

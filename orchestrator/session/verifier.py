@@ -7,16 +7,16 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import PREFERENCE, VerifierPeer
-from orchestrator.session.output import OutputTimings, SessionView, Timers
+from orchestrator.session.output import OutputTimings, SessionFailure, SessionListener, SessionView
+from orchestrator.session.stats import TracedVerdict
 from specwire.core import messages
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import FENCE_LIMIT, AssignedDrafter, VerdictArrived
+from specwire.core.messages import FENCE_LIMIT, AssignedDrafter, SourcePace
 from specwire.core.session import MOST_BUFFER, Session, State, buffer_for
 from specwire.rpc import convert
 from specwire.rpc.errors import code_of
@@ -32,61 +32,19 @@ REFERENCE_PART = 8192
 MOST_LOSSES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Unplaced:
-    """The session lacks a verifier or drafters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unserved:
-    """No verifier has opened the session within `seconds`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierFailed:
-    """A verifier refused or failed the session. final: another one would, too. retry_after: seconds, where it says."""
-
-    code: grpc.StatusCode
-    message: str
-    final: bool = False
-    retry_after: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FenceSeen:
-    """A verifier has seen another owner with this fence, which is at least ours."""
-
-    fence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A bug of ours."""
-
-    error: Exception
-
-
-# What a session's verifier and drafters report: events for the core's session, or trouble for its driver.
-Trouble = Unplaced | Unserved | VerifierFailed | FenceSeen | Broken
-Said = messages.Event | Trouble
-Tell = Callable[[Said], None]
-
-
 class SessionVerifier:
     """`peer`: the verifier that has the session now; `former`: one that was lost and may still have it.
 
     `timings`: of the latest verdict. `references`: what it may be proposed from, each a document, until its end.
-    tell: hears what happens.
+    note_paces: hears how its drafters are to draft. driver: hears all else.
     """
 
     def __init__(
         self,
         view: SessionView,
         options: OrchestratorOptions,
-        timers: Timers,
-        tell: Tell,
+        note_paces: Callable[[Sequence[SourcePace]], None],
+        driver: SessionListener,
     ) -> None:
         self.peer: VerifierPeer | None = None
         self.former: VerifierPeer | None = None
@@ -94,8 +52,9 @@ class SessionVerifier:
         self.references: tuple[array[int], ...] = ()
         self._view = view
         self._options = options
-        self._timers = timers
-        self._tell = tell
+        self._timers = view.timers
+        self._note_paces = note_paces
+        self._driver = driver
         self._session: Session
         self._handle = 0
         self._ledger_us = 0
@@ -133,7 +92,9 @@ class SessionVerifier:
         if left is not None:
             self._patience = max(0.0, left)
         self._timers.cancel("verifier")
-        self._tell(messages.VerifierReady(buffer_for(peer.link.round_trip_us, peer.step_us, self._options.buffer)))
+        self._driver.apply(
+            messages.VerifierReady(buffer_for(peer.link.round_trip_us, peer.step_us, self._options.buffer))
+        )
 
     @property
     def queued(self) -> bool:
@@ -147,10 +108,8 @@ class SessionVerifier:
 
     def wait(self) -> None:
         """Give the session up if no verifier takes it within the rest of `verifier_wait`."""
-        self._timers.set("verifier", self._patience, self._give_up)
-
-    def _give_up(self) -> None:
-        self._tell(Unserved(self._options.verifier_wait))
+        wait = self._options.verifier_wait
+        self._timers.set("verifier", self._patience, lambda: self._driver.on_unserved(wait))
 
     def leave(self) -> None:
         if self.peer is not None:
@@ -162,8 +121,7 @@ class SessionVerifier:
     def on_opened(self, opened: verify_pb2.Opened) -> None:
         most = max(MOST_BUFFER, self._options.buffer)
         if len(opened.tail) > most:
-            invalid = f"the verifier sent an invalid opening: tail: {len(opened.tail)} verdicts, of at most {most}"
-            self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
+            self._invalid("opening", f"tail: {len(opened.tail)} verdicts, of at most {most}")
             return
         if self._is_new and not opened.resumed:
             self._view.stats.cached_tokens = min(opened.cached, len(self._view.record.prompt))
@@ -176,7 +134,8 @@ class SessionVerifier:
             if opened.attach == self._session.attach:
                 self._invalid("opening", error)
             return
-        self._tell(messages.VerifierOpened(opened.attach, opened.position, paces))
+        self._note_paces(paces)
+        self._driver.apply(messages.VerifierOpened(opened.attach, opened.position, paces))
 
     def on_verdict(
         self, message: verify_pb2.Verdict, timings: verify_pb2.StepTimings, received_ns: int, more: bool = False
@@ -194,11 +153,14 @@ class SessionVerifier:
         self._superseded = 0
         self._view.stats.count_verdict(verdict)
         self.forgive()
-        self._tell(VerdictArrived(message.attach, verdict, more))
+        if self._view.trace is not None:
+            self._view.trace(TracedVerdict.of(verdict, timings, self.round_trip_us, self._view.stats.plan))
+        self._note_paces(verdict.paces)
+        self._driver.apply(messages.VerdictArrived(message.attach, verdict, more))
 
-    def _invalid(self, what: str, error: InvalidParameter) -> None:
-        invalid = f"the verifier sent an invalid {what}: {error}"
-        self._tell(VerifierFailed(grpc.StatusCode.ABORTED, invalid, final=True))
+    def _invalid(self, what: str, error: object) -> None:
+        failure = SessionFailure(grpc.StatusCode.ABORTED, f"the verifier sent an invalid {what}: {error}")
+        self._driver.on_verifier_failed(failure, final=True)
 
     @property
     def _vocabulary(self) -> int:
@@ -206,12 +168,12 @@ class SessionVerifier:
         told = 0 if self.peer is None or self.peer.info is None else self.peer.info.vocabulary
         return told or convert.MOST_UINT32 + 1
 
-    def on_refused_by_verifier(self, refused: common_pb2.Refused) -> None:
+    def on_refused(self, refused: common_pb2.Refused) -> None:
         code, opening = code_of(refused.code), self._session.state is State.OPENING
         # An equal fence belongs to another owner, too, where the log lost a claim; all other refusals name 0.
         if self._session.fence <= refused.fence < FENCE_LIMIT and self._superseded < MOST_LOSSES:
             self._superseded += 1
-            self._tell(FenceSeen(refused.fence))
+            self._driver.on_newer_fence(refused.fence)
         elif code is grpc.StatusCode.UNAVAILABLE and opening:
             # It is about to stop, and others may take the session.
             expected = self.peer is not None and self.peer.draining
@@ -224,13 +186,14 @@ class SessionVerifier:
                 self.refusals[self.peer] += 1
             self._try_again(seconds * random.Random().uniform(1.0, SCATTER))
         else:
-            self._tell(VerifierFailed(code, refused.message, retry_after=refused.retry_after_ms / 1000 or None))
+            failure = SessionFailure(code, refused.message, refused.retry_after_ms / 1000 or None)
+            self._driver.on_verifier_failed(failure)
 
     def _try_again(self, seconds: float) -> None:
-        self._timers.set("place", seconds, self._seek)
+        self._timers.set("place", seconds, self._driver.on_unplaced)
         self._lose()
 
-    def on_verifier_lost(self) -> None:
+    def on_lost(self) -> None:
         """The verifier keeps the session for a while, so it is worth waiting for before another one takes over.
 
         A session that loses one verifier after the other without a token may itself be what ends them. A verifier that
@@ -242,22 +205,19 @@ class SessionVerifier:
         self._view.stats.verifier_losses += 1
         if self._losses > MOST_LOSSES:
             message = f"{self._losses} verifiers in a row were lost before they decided a token of this session"
-            self._tell(VerifierFailed(grpc.StatusCode.UNAVAILABLE, message, final=True))
+            self._driver.on_verifier_failed(SessionFailure(grpc.StatusCode.UNAVAILABLE, message), final=True)
         self.former = self.peer
-        self._timers.set("former", PREFERENCE, self._seek)
+        self._timers.set("former", PREFERENCE, self._driver.on_unplaced)
         self._lose()
 
     def _lose(self) -> None:
         self.peer = None
-        self._tell(messages.VerifierLost())
+        self._driver.apply(messages.VerifierLost())
         if self._session.state is State.WAITING:
             self.wait()
 
     def on_broken(self, error: Exception) -> None:
-        self._tell(Broken(error))
-
-    def _seek(self) -> None:
-        self._tell(Unplaced())
+        self._driver.on_broken(error)
 
     # What it is told
 

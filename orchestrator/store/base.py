@@ -363,6 +363,9 @@ class LogTail:
     cancelled: bool = False
     silent_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_logged(self)
+
     @property
     def abandoned(self) -> bool:
         """Whether it runs and its owner was silent for LEASE_S: then it may be claimed at once."""
@@ -530,7 +533,7 @@ class SessionStore(Protocol):
 
 
 def check_logged(logged: LoggedTokens) -> None:
-    """Refuse what no log could hold: a bug of the caller. An `Append` checks itself."""
+    """Raises ValueError for what no log could hold. An `Append` checks itself."""
     count = len(logged.tokens)
     if count != len(logged.outcomes):
         raise ValueError(f"outcomes: {len(logged.outcomes)} for {count} tokens")

@@ -13,9 +13,8 @@ from msgspec import Meta, Struct, convert
 from msgspec.structs import asdict
 
 from orchestrator.store.base import DamagedLog, LogTail, SessionRecord, StoredSession
-from orchestrator.store.batcher import Reply
-from orchestrator.store.scripts import LIFETIME_MS
-from specwire.core.law.constraint import Constraint, ConstraintKind
+from orchestrator.store.scripts import LIFETIME_MS, Reply
+from specwire.core.law.constraint import Constraint
 from specwire.core.law.sampling import LogprobsOf, Sampling, check_numbers, with_rule
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 from specwire.core.placement import check_priority
@@ -72,12 +71,6 @@ def unpack_logprobs(data: bytes) -> TokenLogprobs:
     return check_numbers(TokenLogprobs(own, tuple(zip(flat[::2], flat[1::2], strict=True))))
 
 
-class ConstraintFields(Struct):
-    kind: ConstraintKind
-    texts: tuple[str, ...]
-    behind: str = ""
-
-
 class SamplingFields(Struct, rename={"rule_name": "rule"}):
     temperature: float
     top_k: int
@@ -92,18 +85,11 @@ class SamplingFields(Struct, rename={"rule_name": "rule"}):
     logprobs: int | None = None
     logprobs_of: LogprobsOf = LogprobsOf.MODEL
     rule_name: str = ""
-    constraint: ConstraintFields | None = None
-
-
-class StoppingFields(Struct):
-    max_tokens: int
-    stop_ids: frozenset[int]
-    ignore_eos: bool
-    min_tokens: int = 0
+    constraint: Constraint | None = None
 
 
 class RecordFields(Struct, kw_only=True):
-    """A record's JSON: by the names of SessionRecord, Sampling and Stopping."""
+    """A record's JSON: by the names of SessionRecord and Sampling."""
 
     version: int = VERSION
     session_id: str
@@ -111,7 +97,7 @@ class RecordFields(Struct, kw_only=True):
     request_id: str
     prompt_length: Whole
     sampling: SamplingFields
-    stopping: StoppingFields
+    stopping: Stopping
     stop: tuple[str, ...]
     drafting: bool
     ngram: bool
@@ -163,9 +149,10 @@ def decode_record(data: bytes, tokens: tuple[int, ...]) -> SessionRecord:
     if found.prompt_length > len(tokens):
         raise ValueError(f"prompt_length: {found.prompt_length} where the log holds {len(tokens)} tokens")
     check_priority(found.priority)
-    own = {"sampling": _sampling(found.sampling), "stopping": Stopping(**asdict(found.stopping))}
-    shared = {name: getattr(found, name) for name in SHARED}
-    return SessionRecord(prompt=tokens[: found.prompt_length], **{**shared, **own})
+    values = asdict(found.sampling)
+    rule = values.pop("rule_name")
+    values = {**{name: getattr(found, name) for name in SHARED}, "sampling": with_rule(Sampling(**values), rule)}
+    return SessionRecord(prompt=tokens[: found.prompt_length], **values)
 
 
 def request_of(data: bytes) -> tuple[str, str]:
@@ -175,13 +162,6 @@ def request_of(data: bytes) -> tuple[str, str]:
     except ValueError:
         return "", ""
     return head.tenant, head.request_id
-
-
-def _sampling(found: SamplingFields) -> Sampling:
-    values = asdict(found)
-    rule, constraint = values.pop("rule_name"), found.constraint
-    values["constraint"] = constraint and Constraint(constraint.kind, constraint.texts, constraint.behind)
-    return with_rule(Sampling(**values), rule)
 
 
 def bounded(name: str, value: int, most: int) -> int:
@@ -233,17 +213,12 @@ def _state(parts: Parts, tokens: tuple[int, ...]) -> dict[str, Any]:
     """What a tail and a whole log have in common. tokens: of the output."""
     fields, left_ms, _, packed_outcomes, packed_logprobs, _ = parts
     _, fence, owner, kept_ms, _, cancelled, reason, text_length, _, _ = fields
-    outcomes, logprobs = unpack_outcomes(packed_outcomes), tuple(map(unpack_logprobs, packed_logprobs))
-    if len(outcomes) != len(tokens):
-        raise ValueError(f"outcomes: {len(outcomes)} for {len(tokens)} tokens")
-    if len(logprobs) not in (0, len(tokens)):
-        raise ValueError(f"logprobs: {len(logprobs)} for {len(tokens)} tokens")
     return {
         "fence": bounded("fence", int(fence), MOST_FENCE),
         "owner": owner.decode(),
         "tokens": tokens,
-        "outcomes": outcomes,
-        "logprobs": logprobs,
+        "outcomes": unpack_outcomes(packed_outcomes),
+        "logprobs": tuple(map(unpack_logprobs, packed_logprobs)),
         "reason": FinishReason(int(reason)) if reason else None,
         "text_length": bounded("text_length", int(text_length or 0), MOST_WHOLE),
         "cancelled": cancelled == b"1",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import TypeAlias
 
 # Keys of a session share the hash tag {SESSION}, so that they lie in one slot of a cluster:
 #
@@ -28,6 +29,9 @@ from functools import lru_cache
 # the owner has been silent. Of a deleted session state and fence stay. Instants are Redis time in microseconds. Fences
 # are compared as numbers below 2^53 (Redis time in microseconds reaches that in the year 2255), which a Lua number
 # holds exactly.
+
+
+Reply: TypeAlias = list[object]
 
 
 class ScriptAnswer(IntEnum):
@@ -221,23 +225,9 @@ if not held[4] then expire_all(held[3]) end
 return snapshot()
 """
 
-# Reply: the snapshot, {MISSING} or {DELETED}.
-READ = f"""{NEXT_FENCE}{SNAPSHOT}
-if redis.call('HGET', KEYS[1], 'state') == 'deleted' then return {{6}} end
-if redis.call('HEXISTS', KEYS[1], 'record') == 0 then return {{1}} end
-return snapshot()
-"""
-
-# ARGV: tokens of the output that are left out. Reply: the snapshot without record and prompt, {MISSING} or {DELETED}.
-TAIL = READ.replace("return snapshot()", "return snapshot(tonumber(ARGV[1]))")
-
-# As READ, with a write that changes nothing: WAIT covers what stood before the connection's last write, so that once it
-# is satisfied replicas have all that was read. A key without a time to live gets one.
-READ_SETTLED = READ.replace("return snapshot()", "return settled(snapshot())").replace(
-    SNAPSHOT,
-    SNAPSHOT
-    + EXPIRE_ALL
-    + """
+# A write that changes nothing: WAIT covers what stood before the connection's last write, so that once it is satisfied
+# replicas have all that was read. A key without a time to live gets one.
+SETTLED = f"""{EXPIRE_ALL}
 local function settled(seen)
   local left = redis.call('PTTL', KEYS[1])
   if left < 0 then
@@ -248,9 +238,23 @@ local function settled(seen)
   end
   return seen
 end
-""",
-)
-TAIL_SETTLED = READ_SETTLED.replace("settled(snapshot())", "settled(snapshot(tonumber(ARGV[1])))")
+"""
+
+
+def _reading(reply: str, more: str = "") -> str:
+    return f"""{NEXT_FENCE}{SNAPSHOT}{more}
+if redis.call('HGET', KEYS[1], 'state') == 'deleted' then return {{6}} end
+if redis.call('HEXISTS', KEYS[1], 'record') == 0 then return {{1}} end
+return {reply}
+"""
+
+
+# Reply: the snapshot, {MISSING} or {DELETED}. Of a tail, ARGV: tokens of the output that are left out; its snapshot is
+# without record and prompt.
+READ = _reading("snapshot()")
+TAIL = _reading("snapshot(tonumber(ARGV[1]))")
+READ_SETTLED = _reading("settled(snapshot())", SETTLED)
+TAIL_SETTLED = _reading("settled(snapshot(tonumber(ARGV[1])))", SETTLED)
 
 # ARGV: fence, position, tokens, outcomes, reason (empty: not to finish), text_length, logprobs ...
 # Reply: {OK, length, cancelled, microseconds since it was read elsewhere or -1}, {MISSING}, {FENCED, the fence held},
@@ -411,3 +415,18 @@ for _, session in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', decimal(no
 end
 return {{0, told}}
 """
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What their callers need to know of them.
+
+OF_LOGS = (CREATE, RECREATE, CLAIM, READ, READ_SETTLED, TAIL, TAIL_SETTLED, APPEND, DAMAGED, CANCEL, NOTE_READER)
+ALL = (*OF_LOGS, DELETE, BIND, BOUND, UNBIND, SECRET, CALL_ROLL, STRIKE, MISSED, PING)
+READ_ONLY = frozenset({READ, TAIL, BOUND})
+# Whose callers repeat them where there is no answer.
+REPEATED = frozenset({APPEND, CALL_ROLL, STRIKE})
+
+
+@cache
+def sha_of(script: str) -> str:
+    """What Redis calls it by."""
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()

@@ -98,14 +98,6 @@ class SessionRow(NamedTuple):
         return self.ttl_s if self.reason is None else self.retention_s
 
 
-class LogSpan(NamedTuple):
-    """outcomes, logprobs: of the decided tokens among them."""
-
-    tokens: tuple[int, ...]
-    outcomes: tuple[Outcome, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-
-
 COLUMNS = ", ".join(SessionRow._fields)
 CHANGING = slice(SessionRow._fields.index("expires"), None)
 SAVE = f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in SessionRow._fields[CHANGING])} WHERE id = ?"
@@ -518,7 +510,7 @@ class SqliteStore:
         if position > log.length:
             raise gap(log.session_id, position, max(0, log.length))
         known = min(log.length - position, len(tokens))
-        equal = not known or self._text(log, position, position + known).tokens == tokens[:known]
+        equal = not known or self._text(log, position, position + known)[0] == tokens[:known]
         if not equal or (log.reason is not None and known < len(tokens)):
             raise mismatch(log.session_id, position)
         fresh = len(tokens) - known
@@ -541,10 +533,15 @@ class SqliteStore:
         row = session, position, pack_tokens(tokens), pack_outcomes(outcomes), told
         self._db.execute(ADD, row)
 
-    def _text(self, log: SessionRow, first: int, end: int) -> LogSpan:
-        """What stands at the positions from `first` to before `end`. Raises ValueError."""
+    def _text(
+        self, log: SessionRow, first: int, end: int
+    ) -> tuple[tuple[int, ...], tuple[Outcome, ...], tuple[TokenLogprobs, ...]]:
+        """Tokens from `first` to before `end`, and of the decided ones outcomes and log-probabilities.
+
+        Raises ValueError.
+        """
         if first >= end:
-            return LogSpan((), (), ())
+            return (), (), ()
         query = """
             SELECT position, tokens, outcomes, logprobs FROM texts WHERE session = ?1 AND position < ?3 AND position >=
             (SELECT max(position) FROM texts WHERE session = ?1 AND position <= ?2) ORDER BY position"""
@@ -553,23 +550,21 @@ class SqliteStore:
         tokens = unpack_tokens(b"".join(row[1] for row in rows))[first - begin : end - begin]
         skipped = max(0, first - max(begin, log.prompt))
         outcomes = unpack_outcomes(b"".join(row[2] for row in rows))[skipped:]
-        return LogSpan(tokens, outcomes, tuple(_each_logprobs(b"".join(row[3] for row in rows)))[skipped:])
+        return tokens, outcomes, tuple(_each_logprobs(b"".join(row[3] for row in rows)))[skipped:]
 
     def _state(self, log: SessionRow, skipped: int) -> dict[str, Any]:
         """What a tail and a whole log have in common. Raises ValueError."""
         first = min(log.prompt + skipped, log.length)
-        text, count = self._text(log, first, log.length), log.length - first
-        if log.length < log.prompt or (len(text.tokens), len(text.outcomes)) != (count, count):
-            raise ValueError(f"tokens: {len(text.tokens)}, outcomes: {len(text.outcomes)} where {count} were written")
-        if len(text.logprobs) not in (0, count):
-            raise ValueError(f"logprobs: {len(text.logprobs)} for {count} tokens")
+        tokens, outcomes, logprobs = self._text(log, first, log.length)
+        if log.length < log.prompt or len(tokens) != log.length - first:
+            raise ValueError(f"tokens: {len(tokens)} where {log.length - first} were written")
         return {
             "fence": log.fence,
             "owner": log.owner,
             "length": log.length,
-            "tokens": text.tokens,
-            "outcomes": text.outcomes,
-            "logprobs": text.logprobs,
+            "tokens": tokens,
+            "outcomes": outcomes,
+            "logprobs": logprobs,
             "reason": None if log.reason is None else FinishReason(log.reason),
             "text_length": log.text_length,
             "cancelled": bool(log.cancelled),
@@ -582,7 +577,7 @@ class SqliteStore:
         def reading() -> StoredSession:
             (record,) = self._one("SELECT record FROM records WHERE session = ?", log.id)
             return StoredSession(
-                record=decode_record(record, self._text(log, 0, log.prompt).tokens),
+                record=decode_record(record, self._text(log, 0, log.prompt)[0]),
                 claimed=log.claimed,
                 ended=log.ended,
                 retention_s=log.retention_s,

@@ -79,9 +79,6 @@ SETTINGS = (
 MAGIC = b"SQLite format 3\0"
 HEAD_BYTES = 100
 APPLICATION_AT = slice(68, 72)
-# How a log began before it was SQLite's.
-FORMER = b"specwire log"
-FORMER_TOLD = "it has the former format, which specwire 0.1.0 reads up to its commit 3faaa794; it is left as it is"
 # Of SQLite's write-ahead log: its head, then frames, each a head and a page.
 WAL = "-wal"
 WAL_HEAD_BYTES, FRAME_HEAD_BYTES = 32, 24
@@ -171,8 +168,6 @@ def _locked(path: Path) -> tuple[int, bool]:
 
 def _check_kind(head: bytes) -> None:
     """Raises UnusableFile unless the file begins as a log does, or is too short to tell."""
-    if head and head[: len(FORMER)] == FORMER[: len(head)]:
-        raise UnusableFile(FORMER_TOLD)
     if head[: len(MAGIC)] != MAGIC[: len(head)]:
         raise UnusableFile("it is no session log")
     if len(head) == HEAD_BYTES and head[APPLICATION_AT] != APPLICATION.to_bytes(4, "big"):

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scripts.figures.markdown import grid
-from tests.faults.cells import Cell
-from tests.faults.matrix import CELLS, LINK_FAULTS, LINKS, PARTIES, PARTY_FAULTS, shown_by
+from tests.faults.matrix import CELLS, LINK_FAULTS, LINKS, PARTIES, PARTY_FAULTS, Cell, shown_by
 
 
 def matrix_table() -> str:

@@ -23,7 +23,6 @@ from orchestrator.peers.models import Info, Tokenizers, vocabulary_mismatch
 from orchestrator.peers.peer import AnyPeer, Dialled, DrafterPeer
 from orchestrator.pool import chosen_drafter
 from orchestrator.session.drafters import RETRY, SessionDrafter
-from orchestrator.session.verifier import Broken
 from orchestrator.store import SessionRecord
 from specwire.core import messages
 from specwire.core.law.sampling import Sampling
@@ -442,6 +441,7 @@ class Drafting:
             lambda said: self._hear(request, said),
             lambda lost: self._part(request, lost),
             lambda refuser, _: self._refused(request, refuser),
+            lambda error: self._break_off(request, error),
         )
         request.session.assign([drafter.told(self._info)], partial(self._learnt.of, OWN), waits=False)
         drafter.begin(self._info)
@@ -457,7 +457,7 @@ class Drafting:
             drafter.advance(messages.AdvanceDrafter(drafter.source, request.told, tokens, request.pace), epoch=0)
             request.told, request.paced = session.position, request.pace
 
-    def _hear(self, request: Request, said: object) -> None:
+    def _hear(self, request: Request, said: messages.Event) -> None:
         """Hear what a drafter's part in the request reports."""
         match said:
             case messages.DrafterReady(source, pace):
@@ -469,8 +469,6 @@ class Drafting:
             case messages.ProposalArrived(common_pb2.Proposal() as proposal):
                 request.running.propose(convert.proposal_from_wire(proposal), self._now_s() * 1e6)
                 self._offered = True
-            case Broken(error):
-                self._break_off(request, error)
 
     def _part(self, request: Request, lost: SessionDrafter) -> None:
         """Its drafter is gone: another one takes over at the next step."""

@@ -13,10 +13,8 @@ import pytest
 from bench.harness import ROOT, record
 from scripts.figures.reliability import pauses_table, played_line, ran_table
 from tests.faults import run_record
-from tests.faults.cells import HELD_S, SILENT, STOPPED_S, Cell, held_s
-from tests.faults.failover_results import NOISE_S, Measured, Play, results, shown
-from tests.faults.matrix import CELLS
-from tests.faults.measure import OUT, STEP_S, UNDISTURBED, Figures, main
+from tests.faults.matrix import CELLS, HELD_S, SILENT, STOPPED_S, Cell, held_s
+from tests.faults.measure import NOISE_S, OUT, STEP_S, UNDISTURBED, Figures, Measured, Play, main, results, shown
 from tests.faults.run_record import Ended
 from tests.faults.streams import LIMIT_S
 

@@ -17,7 +17,7 @@ from specwire.client import Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import SamplingInForce, Stats
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason, Outcome
-from tests.faults.cells import HTTP_SILENT_S
+from tests.faults.matrix import HTTP_SILENT_S
 from tests.faults.streams import LIMIT_S, Stream
 
 PATH = "/v1/completions"

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
+import redis
+
 from bench.harness import ROOT
 from bench.harness.services import START_LIMIT_S, ServiceProcess
+from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_address
+from tests.wait import LIMIT_S
 
 __all__ = ["LOADED_AGAIN", "ROOT", "Parts", "ServiceProcess", "parts"]
 
@@ -103,3 +112,71 @@ class Hiding(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 """
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whether anything is left of what was told to end.
+
+
+def check_ports_are_taken(*addresses: str) -> None:
+    """Else it would mean nothing that they are free afterwards."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=LIMIT_S):
+            pass
+
+
+def check_ports_are_free(*addresses: str) -> None:
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        with socket.create_server((host, int(port))):
+            pass
+
+
+def check_keys_expire(log: RedisServer) -> None:
+    """There are keys, and each has its end."""
+    with redis.Redis.from_url(log.url) as client:
+        keys = list(client.scan_iter("*"))
+        assert keys
+        assert [key for key in keys if client.pttl(key) <= 0] == []
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A verifier's own count of its steps, asked for from outside.
+
+
+def steps_of(address: str) -> int:
+    """How many steps the verifier has taken; asking takes one more."""
+    answered = threading.Event()
+    with grpc.insecure_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        info = stub.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=LIMIT_S)
+        try:
+            for response in stub.Connect(_requests(_shortest(info), answered), timeout=LIMIT_S):
+                if response.HasField("timings"):
+                    return int(response.timings.step)
+        finally:
+            answered.set()
+    raise AssertionError("the verifier took no step")
+
+
+def _requests(opening: verify_pb2.Open, answered: threading.Event) -> Iterator[verify_pb2.ConnectVerifyRequest]:
+    """The link is there until it is answered."""
+    yield verify_pb2.ConnectVerifyRequest(opens=[opening])
+    answered.wait(LIMIT_S)
+
+
+def _shortest(info: common_pb2.GetModelInfoResponse) -> verify_pb2.Open:
+    """A session of one token."""
+    return verify_pb2.Open(
+        handle=1,
+        session_id=secrets.token_hex(16),
+        fence=1,
+        attach=1,
+        tokens=(1,),
+        prompt_length=1,
+        sampling=common_pb2.Sampling(seed=0),
+        stopping=common_pb2.Stopping(max_tokens=1),
+        progress=verify_pb2.Progress(durable=1, credit=2),
+        vocabulary_fingerprint=info.vocabulary_fingerprint,
+    )

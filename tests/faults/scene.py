@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
-from tests.faults.cells import AWAY_S, CUT_S, STOPPED_S, Cell
 from tests.faults.http_streams import HttpStream
-from tests.faults.matrix import CLIENTS_LINE, HTTP_LINE, JOINED_LINE, REGISTRYS_LINE
-from tests.faults.parts import ServiceProcess
+from tests.faults.matrix import AWAY_S, CLIENTS_LINE, CUT_S, HTTP_LINE, JOINED_LINE, REGISTRYS_LINE, STOPPED_S, Cell
+from tests.faults.parts import ServiceProcess, steps_of
 from tests.faults.place import Place, said_since
 from tests.faults.stack import PLAIN
-from tests.faults.steps import steps_of
 from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
 
 # Tokens before the fault.

@@ -15,8 +15,7 @@ from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.messages import FinishReason
 from specwire.lm import load_model
 from specwire.rpc.process import say
-from tests.faults.cells import STOPPED_S, Cell
-from tests.faults.matrix import CELLS
+from tests.faults.matrix import CELLS, STOPPED_S, Cell
 from tests.faults.place import Place, place
 from tests.faults.scene import Asked, Scene
 from tests.faults.scene import Manner as Played

@@ -22,8 +22,14 @@ from specwire.redis.urls import MEMORY
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.faults.http_streams import HttpStream
-from tests.faults.leftovers import check_keys_expire, check_ports_are_free, check_ports_are_taken
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import (
+    Parts,
+    ServiceProcess,
+    check_keys_expire,
+    check_ports_are_free,
+    check_ports_are_taken,
+    parts,
+)
 from tests.faults.stack import DRAFT, PLAIN, TARGET
 from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -132,45 +138,6 @@ def test_a_verifier_lets_its_sessions_end_and_others_take_the_new_ones(owned: Pa
     assert first.wait() == 0
     assert "Traceback" not in first.said()
     check_ports_are_free(addresses[0], metrics[1])
-
-
-def test_a_verifier_that_may_not_wait_hands_its_sessions_over(owned: Parts, log: RedisServer) -> None:
-    first = owned.start("verify", TARGET, "--grace", "0.1")
-    second = owned.start("verify", TARGET)
-    serving = orchestrate(owned, log, "--verifier", first.ready(), "--verifier", second.ready())
-    with Stream(serving.address, max_tokens=LENGTH) as one, Stream(serving.address, max_tokens=LENGTH) as other:
-        for stream in (one, other):
-            stream.until(5)
-        first.send(signal.SIGTERM)
-        assert first.wait() == 0
-        for stream in (one, other):
-            assert stream.rest() == plain(PLAIN, LENGTH)
-
-
-def test_a_drafter_leaves_at_once(owned: Parts, log: RedisServer) -> None:
-    metrics = metrics_at()
-    verifier, drafter = owned.start("verify", TARGET), owned.start("draft", DRAFT, *PATIENT, *metrics)
-    serving = orchestrate(owned, log, "--verifier", verifier.ready(), "--drafter", drafter.ready())
-    with Stream(serving.address, max_tokens=LENGTH) as stream:
-        stream.until_accepted()
-        drafter.send(signal.SIGTERM)
-        assert drafter.wait() == 0
-        check_ports_are_free(drafter.address, metrics[1])
-        assert stream.rest() == plain(PLAIN, LENGTH)
-
-
-def test_what_is_handed_over_goes_on_at_another_orchestrator(owned: Parts, log: RedisServer) -> None:
-    verifier = owned.start("verify", TARGET)
-    peers = ("--verifier", verifier.ready(), "--redis-url", log.url)
-    first, second = (owned.start("orchestrate", *peers, "--grace", "0.1") for _ in range(2))
-    addresses = f"{first.ready()},{second.ready()}"
-    with Stream(addresses, patience=LIMIT_S, max_tokens=LENGTH) as stream:
-        stream.until(5)
-        first.send(signal.SIGTERM)
-        assert stream.rest() == plain(PLAIN, LENGTH)
-        assert stream.error is None
-    assert first.wait() == 0
-    check_keys_expire(log)
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["in memory", "with Redis and a registry"])

@@ -14,9 +14,8 @@ from bench.wan.wire import messages_of
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.v1 import draft_pb2
-from tests.faults.parts import ServiceProcess
+from tests.faults.parts import ServiceProcess, steps_of
 from tests.faults.stack import PLAIN, TARGET, Stack
-from tests.faults.steps import steps_of
 from tests.faults.streams import LIMIT_S, Stream, plain
 
 LENGTH = 240

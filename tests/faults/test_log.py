@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import grpc
 import pytest
@@ -38,19 +37,6 @@ for event in Client(sys.argv[1], patience=0).generate({PROMPT}, max_tokens={LONG
     if isinstance(event, Chunk) and event.position > 50:
         print("streaming", flush=True)
 """
-
-
-def test_a_paused_log_pauses_the_text(healthy: Stack) -> None:
-    with healthy.generate(600) as stream:
-        stream.until(100)
-        healthy.redis.pause()
-        stream.until_quiet(QUIET_S)
-        time.sleep(PAUSE_S - QUIET_S)  # how long the fault lasts
-        healthy.redis.resume()
-        assert stream.rest() == plain(PLAIN, 600)
-        assert stream.finished is not None
-        assert stream.finished.reason is FinishReason.LENGTH
-    assert list(healthy.log(stream.session_id).tokens) == stream.tokens
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["empty", "behind"])

@@ -11,8 +11,18 @@ import pytest
 
 from orchestrator.store import StoredSession
 from specwire.core.messages import FinishReason
-from tests.faults.cells import Cell, held_s
-from tests.faults.matrix import CELLS, LINK_FAULTS, LINKS, PARTIES, PARTY_FAULTS, QUICK, QUICK_SILENT, shown_by
+from tests.faults.matrix import (
+    CELLS,
+    LINK_FAULTS,
+    LINKS,
+    PARTIES,
+    PARTY_FAULTS,
+    QUICK,
+    QUICK_SILENT,
+    Cell,
+    held_s,
+    shown_by,
+)
 from tests.faults.parts import ServiceProcess
 from tests.faults.place import Place, place
 from tests.faults.scene import DRAFT, TARGET, Manner, Scene, addresses, serving

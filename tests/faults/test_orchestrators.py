@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from bench.relay.link import RelayLink
-from specwire.client import Chunk, Client
-from specwire.client.requests import RequestOptions
-from specwire.core.law.sampling import Sampling
+from orchestrator.store import StoredSession
+from specwire.client import Chunk, Client, Started
 from specwire.core.messages import FinishReason
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.faults.parts import ServiceProcess
 from tests.faults.stack import PLAIN, Stack
-from tests.faults.streams import LIMIT_S, Stream, plain
+from tests.faults.streams import LIMIT_S, PROMPT, Stream, plain
 from tests.wait import eventually
 
 LENGTH = 600
 PATIENCE_S = 120.0
-# As long as a client needs to notice that nobody answers: see specwire.rpc.channel.
-STOPPED_S = 10.0
-NOTICED_S = 12.0
+# Of an orphan, beyond the call's own time: until its owner cannot come back, and until it is missed
+# (docs/RELIABILITY.md, the times).
+ORPHANED_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -58,23 +54,6 @@ def assert_whole(healthy: Stack, stream: Stream, expected: list[int]) -> None:
     assert log.reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_killed(healthy: Stack, second: ServiceProcess, seed: int) -> None:
-    with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=LENGTH) as stream:
-        stream.until(random.Random(seed).randrange(20, 300))
-        healthy.orchestrator.kill()
-        assert_whole(healthy, stream, plain(PLAIN, LENGTH))
-
-
-def test_killed_while_it_samples(healthy: Stack, second: ServiceProcess) -> None:
-    sampling = Sampling(temperature=0.9, top_k=20, seed=11)
-    addresses = both(healthy, second)
-    with Stream(addresses, patience=PATIENCE_S, max_tokens=LENGTH, temperature=0.9, top_k=20, seed=11) as stream:
-        stream.until(100)
-        healthy.orchestrator.kill()
-        assert_whole(healthy, stream, plain(PLAIN, LENGTH, sampling=sampling))
-
-
 def test_the_end_of_the_text_survives(healthy: Stack, second: ServiceProcess) -> None:
     """A stop string is found across the place where the text changed hands, max_tokens and the offsets hold."""
     expected = plain(PLAIN, LENGTH)
@@ -88,35 +67,6 @@ def test_the_end_of_the_text_survives(healthy: Stack, second: ServiceProcess) ->
     assert stream.text == text[:cut]
     assert stream.finished is not None
     assert (stream.finished.reason, stream.finished.text_length) == (FinishReason.STOP_STRING, cut)
-
-
-def test_left(healthy: Stack, second: ServiceProcess) -> None:
-    with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=LENGTH) as stream:
-        stream.until(100)
-        healthy.orchestrator.send(signal.SIGTERM)
-        assert_whole(healthy, stream, plain(PLAIN, LENGTH))
-        assert healthy.orchestrator.wait() == 0
-
-
-@pytest.mark.whole_matrix
-def test_stopped_for_a_while(healthy: Stack, second: ServiceProcess) -> None:
-    """The one that wakes up can append nothing, and what its own reader still gets is the log's."""
-    long = 3 * LENGTH
-    with Stream(both(healthy, second), patience=PATIENCE_S, max_tokens=long) as stream:
-        stream.until(100)
-        fence = healthy.log(stream.session_id).fence
-        healthy.orchestrator.send(signal.SIGSTOP)
-        began = time.monotonic()
-        stream.until(300)  # by the other one
-        assert healthy.log(stream.session_id).fence > fence
-        time.sleep(max(0.0, began + STOPPED_S - time.monotonic()))  # how long the fault lasts
-        healthy.orchestrator.send(signal.SIGCONT)
-        with Client(healthy.orchestrator.address) as client:
-            seen = [
-                token for event in client.watch(stream.session_id) if isinstance(event, Chunk) for token in event.tokens
-            ]
-        assert seen == plain(PLAIN, long)
-        assert_whole(healthy, stream, plain(PLAIN, long))
 
 
 def test_split_brain(healthy: Stack, second: ServiceProcess) -> None:
@@ -137,73 +87,14 @@ def test_split_brain(healthy: Stack, second: ServiceProcess) -> None:
     assert "Traceback" not in healthy.orchestrator.said()
 
 
-def test_one_request_id_at_two_orchestrators(healthy: Stack, second: ServiceProcess) -> None:
-    asked = RequestOptions(max_tokens=LENGTH, request_id="one-at-two")
-    with Stream(healthy.orchestrator.address, **asked) as one, Stream(second.address, **asked) as two:
-        for stream in (one, two):
-            assert_whole(healthy, stream, plain(PLAIN, LENGTH))
-    assert one.session_id == two.session_id
-
-
-def test_taken_from_one_that_runs(healthy: Stack, second: ServiceProcess) -> None:
-    """It loses its say at once, and its reader loses nothing."""
-    with Stream(healthy.orchestrator.address, max_tokens=LENGTH) as stays:
-        stays.until(50)
-        fence = healthy.log(stays.session_id).fence
-        take_over(second.address, stays.session_id)
-        assert_whole(healthy, stays, plain(PLAIN, LENGTH))
-    assert healthy.log(stays.session_id).fence > fence
-
-
-def take_over(address: str, session_id: str) -> None:
+def take_over(address: str, session_id: str) -> list[int]:
     """As a client does that has lost its connection to another orchestrator; reads to the end."""
     with grpc.insecure_channel(address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         request = generation_pb2.WatchRequest(session_id=session_id, take_over=True)
-        last = [response.WhichOneof("event") for response in stub.Watch(request, timeout=LIMIT_S)][-1]
-    assert last == "finished"
-
-
-def test_alone_and_back_again(healthy: Stack) -> None:
-    with Stream(healthy.orchestrator.address, patience=PATIENCE_S, max_tokens=LENGTH) as stream:
-        stream.until(100)
-        healthy.orchestrator.restart()
-        healthy.orchestrator.ready()
-        assert_whole(healthy, stream, plain(PLAIN, LENGTH))
-
-
-@pytest.mark.parametrize("fault", ["cut", "cut for a while", pytest.param("stall", marks=pytest.mark.whole_matrix)])
-def test_the_clients_own_line(healthy: Stack, fault: str) -> None:
-    """The session waits for its reader at the orchestrator that has it, and nobody needs to claim it."""
-    length = 2 * LENGTH
-    with (
-        RelayLink(healthy.orchestrator.address) as link,
-        Stream(link.address, patience=PATIENCE_S, max_tokens=length) as stream,
-    ):
-        stream.until(100)
-        fence = healthy.log(stream.session_id).fence
-        match fault:
-            case "cut":
-                link.cut(0.0)
-            case "cut for a while":
-                link.cut(2.0)
-            case _:
-                link.stall(NOTICED_S)
-        assert_whole(healthy, stream, plain(PLAIN, length))
-        assert healthy.log(stream.session_id).fence == fence
-
-
-@pytest.mark.whole_matrix
-def test_a_line_that_hangs_is_left_for_another_address(healthy: Stack, second: ServiceProcess) -> None:
-    """Long before it is mended; what the first one went on to write meanwhile is in the log."""
-    length = 2 * LENGTH
-    with (
-        RelayLink(healthy.orchestrator.address) as link,
-        Stream([link.address, second.address], patience=PATIENCE_S, max_tokens=length) as stream,
-    ):
-        stream.until(100)
-        link.stall(LIMIT_S)
-        assert_whole(healthy, stream, plain(PLAIN, length))
+        events = list(stub.Watch(request, timeout=2 * LIMIT_S))
+    assert events[-1].WhichOneof("event") == "finished"
+    return [token for event in events for token in event.chunk.tokens]
 
 
 def test_nobody_is_left(healthy: Stack) -> None:
@@ -230,3 +121,64 @@ def test_the_command_line_takes_several_addresses(healthy: Stack, second: Servic
     code, out, said = healthy.parts.run(*ask, "--address", gone)
     assert (code, out) == (1, "")
     assert f"cannot connect to {gone}" in said
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["empty", "from before the claim"])
+def test_the_newest_fence_wins(healthy: Stack, kept: bool) -> None:
+    """The former owner wakes up to a Redis that knows nothing of its successor, and has no lasting say all the same."""
+    second = healthy.orchestrate(healthy.drafter.address)
+    second.ready()
+    with Stream(healthy.orchestrator.address, max_tokens=4 * LENGTH) as former, ThreadPoolExecutor(1) as pool:
+        former.until(50)
+        if kept:
+            healthy.redis.save()
+        before = healthy.log(former.session_id)
+        healthy.orchestrator.send(signal.SIGSTOP)
+        try:
+            present = pool.submit(take_over, second.address, former.session_id)
+            assert eventually(lambda: healthy.logged(former.session_id) >= before.length + 100)
+            healthy.redis.stop()
+            healthy.redis.start()
+        finally:
+            healthy.orchestrator.send(signal.SIGCONT)
+        assert present.result(2 * LIMIT_S) == plain(PLAIN, 4 * LENGTH)
+        former.rest()
+    assert former.tokens == plain(PLAIN, 4 * LENGTH)[: len(former.tokens)]
+    log = healthy.log(former.session_id)
+    assert list(log.tokens) == plain(PLAIN, 4 * LENGTH)
+    assert log.reason is not None
+    assert log.fence > before.fence
+    assert "Traceback" not in healthy.orchestrator.said() + second.said()
+    second.kill()
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize(
+    ("timeout", "reason"),
+    [(4.0, FinishReason.DEADLINE), (300.0, FinishReason.CANCELLED)],
+    ids=["at its deadline", "as nobody comes back"],
+)
+def test_a_killed_orchestrators_session_ends(healthy: Stack, timeout: float, reason: FinishReason) -> None:
+    other = healthy.orchestrate(healthy.drafter.address)
+    try:
+        other.ready()
+        with Client(healthy.orchestrator.address, patience=0.0) as client:
+            name = f"orphan: {reason.name}"
+            events = client.generate(PROMPT, max_tokens=4000, ignore_eos=True, request_id=name, timeout=timeout)
+            started = next(events)
+            assert isinstance(started, Started)
+            next(events)
+            healthy.orchestrator.kill()
+        log = ended(healthy, started.session_id)
+        assert log.reason is reason
+        assert list(log.tokens) == plain(PLAIN, len(log.tokens))
+        assert log.text_length == len(" ".join(map(str, log.tokens)))
+    finally:
+        other.kill()
+
+
+def ended(healthy: Stack, session_id: str) -> StoredSession:
+    assert eventually(lambda: healthy.log(session_id).reason is not None, ORPHANED_S, pause_s=0.5), (
+        "it still runs in the log"
+    )
+    return healthy.log(session_id)

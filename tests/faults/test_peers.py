@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 
+import grpc
 import pytest
 
-from specwire.core.law.sampling import Sampling
+from specwire.client import Chunk, Client
 from specwire.core.messages import FinishReason
 from tests.faults.stack import PLAIN, TARGET, Stack
-from tests.faults.streams import Stream, plain
+from tests.faults.streams import LIMIT_S, Stream, plain
 
 LONG = 4000
 
@@ -27,26 +29,6 @@ def assert_plain(stream: Stream, length: int) -> None:
 
 def assert_plain_so_far(stream: Stream) -> None:
     assert stream.tokens == plain(PLAIN, LONG)[: len(stream.tokens)]
-
-
-def test_a_killed_drafter_costs_nothing_and_comes_back(healthy: Stack) -> None:
-    with healthy.generate(LONG) as stream:
-        stream.until_accepted()
-        healthy.drafter.kill()
-        stream.until(len(stream.tokens) + 100)
-        healthy.drafter.restart()
-        healthy.drafter.ready()
-        stream.until_accepted()
-        assert_plain_so_far(stream)
-
-
-def test_a_session_outlives_its_drafter(healthy: Stack) -> None:
-    with healthy.generate(LONG) as stream:
-        stream.until_accepted()
-        healthy.drafter.kill()
-        stream.until_arrived(time.monotonic())
-        stream.until(len(stream.tokens) + 150)
-        assert_plain_so_far(stream)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "drained"])
@@ -79,37 +61,6 @@ def test_a_text_waits_for_a_verifier_as_long_as_was_said(healthy: Stack) -> None
     impatient.kill()
 
 
-def test_a_replaced_verifier_goes_on_with_the_same_noise(healthy: Stack) -> None:
-    sampled = Sampling(temperature=0.9, top_k=20, seed=11)
-    with healthy.generate(300, temperature=0.9, top_k=20, seed=11) as stream:
-        stream.until(100)
-        healthy.verifier.restart()
-        assert stream.rest() == plain(PLAIN, 300, sampling=sampled)
-        assert stream.finished is not None
-
-
-def test_a_drafter_that_hangs_for_a_while(healthy: Stack) -> None:
-    with healthy.generate(LONG) as stream:
-        stream.until_accepted()
-        healthy.drafter.send(signal.SIGSTOP)
-        stream.until(len(stream.tokens) + 300)
-        healthy.drafter.send(signal.SIGCONT)
-        stream.until_accepted()
-        assert_plain_so_far(stream)
-
-
-@pytest.mark.parametrize(
-    "seconds", [pytest.param(1.0, id="unnoticed"), pytest.param(12.0, id="noticed", marks=pytest.mark.whole_matrix)]
-)
-def test_a_verifier_that_hangs_for_a_while(healthy: Stack, seconds: float) -> None:
-    with healthy.generate(400) as stream:
-        stream.until(100)
-        healthy.verifier.send(signal.SIGSTOP)
-        time.sleep(seconds)  # how long the fault lasts
-        healthy.verifier.send(signal.SIGCONT)
-        assert_plain(stream, 400)
-
-
 def test_both_peers_at_once(healthy: Stack) -> None:
     with healthy.generate(400) as stream:
         stream.until(100)
@@ -119,3 +70,49 @@ def test_both_peers_at_once(healthy: Stack) -> None:
         healthy.verifier.restart()
         assert_plain(stream, 400)
         healthy.drafter.ready()
+
+
+# What stays away for longer than a session waits: its stream ends with a status, and it goes on once that is back.
+
+AWAY_LENGTH = 400
+# By what is away: what takes it away, what brings it back, and what the status says.
+PARTIES: dict[str, tuple[Callable[[Stack], None], Callable[[Stack], object], str]] = {
+    "the log": (lambda stack: stack.redis.end(), lambda stack: stack.redis.start(), "session log"),
+    "the verifier": (lambda stack: stack.verifier.kill(), lambda stack: back(stack), "verifier"),
+}
+
+
+def back(healthy: Stack) -> None:
+    healthy.verifier.restart()
+    healthy.verifier.ready()
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("who", PARTIES)
+def test_a_stream_ends_unavailable_and_its_session_goes_on(healthy: Stack, who: str) -> None:
+    """Behind what the orchestrator waits for, 30 s, nobody is told a token that the log lacks."""
+    leave, return_, said = PARTIES[who]
+    with healthy.generate(AWAY_LENGTH, request_id=f"away: {who}") as stream:
+        stream.until(60)
+        leave(healthy)
+        stream.rest()
+    assert stream.error is not None
+    assert stream.error.code is grpc.StatusCode.UNAVAILABLE
+    assert said in stream.error.message
+    shown = stream.tokens
+    assert shown == plain(PLAIN, AWAY_LENGTH)[: len(shown)]
+    assert len(shown) < AWAY_LENGTH
+    return_(healthy)
+    log = healthy.log(stream.session_id)
+    assert log.reason is None
+    assert list(log.tokens[: len(shown)]) == shown
+    assert watched(healthy, stream.session_id) == plain(PLAIN, AWAY_LENGTH)
+    assert list(healthy.log(stream.session_id).tokens) == plain(PLAIN, AWAY_LENGTH)
+    assert "Traceback" not in healthy.orchestrator.said()
+
+
+def watched(healthy: Stack, session_id: str) -> list[int]:
+    """All tokens of a session, for a reader who waits until it can go on."""
+    with Client(healthy.orchestrator.address, patience=LIMIT_S) as client:
+        events = client.watch(session_id, timeout=2 * LIMIT_S)
+        return [token for event in events if isinstance(event, Chunk) for token in event.tokens]

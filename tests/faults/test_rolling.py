@@ -11,8 +11,7 @@ import pytest
 
 from specwire.core.messages import FinishReason
 from tests.faults.http_streams import HttpStream
-from tests.faults.leftovers import check_keys_expire, check_ports_are_free
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess, check_keys_expire, check_ports_are_free, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
 from tests.faults.streams import LIMIT_S, Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer

@@ -16,6 +16,7 @@ from bench.harness.child import descendants
 from bench.soak.load import LoadSettings, load
 from bench.soak.run import SoakSettings, soak
 from specwire.rpc.process import say
+from tests.faults.leaky_verifier import KEPT
 
 SETTINGS = SoakSettings(minutes=0.3, seed=11, sessions=6, every=2.0)
 
@@ -65,3 +66,12 @@ def test_a_small_crowd() -> None:
     assert len(report.idle) == 2
     assert report.tokens_per_second > 0
     assert set(descendants(os.getpid())) <= before
+
+
+@pytest.mark.whole_matrix
+def test_a_verifier_that_keeps_a_kibibyte_of_each_session_misses_the_bar() -> None:
+    """A leak in a service is found by the bar that `make soak-load` has."""
+    report = load(LoadSettings(minutes=0.6, sessions=60, idle=0, rest_s=8.0), say, "tests.faults.leaky_verifier")
+    missed = [bar.name for bar in report.bars if not bar.holds]
+    assert "bytes kept of an ended session, verifier" in missed
+    assert report.kept["verifier"].high >= KEPT

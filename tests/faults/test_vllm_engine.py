@@ -30,9 +30,8 @@ from specwire.core.model import RANKS, STAGES
 from specwire.lm import Feed, LanguageModel
 from specwire.text.constraints import LIBRARY
 from specwire.v1 import common_pb2, verify_pb2_grpc
-from tests.faults.cells import Cell
 from tests.faults.hostile import ATTACKS, Victim, hostile
-from tests.faults.matrix import CELLS
+from tests.faults.matrix import CELLS, Cell
 from tests.faults.parts import parts
 from tests.faults.place import Place, place
 from tests.faults.scene import BEGUN, PATIENCE_S, Asked

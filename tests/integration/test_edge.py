@@ -124,8 +124,8 @@ def test_edge_draft_cloud_verify(cloud: ServiceProcess, files: dict[str, str]) -
 async def test_a_far_verifier_whose_link_breaks(cloud: ServiceProcess, files: dict[str, str]) -> None:
     """A round trip of 0.1 s, TLS inside; the connection is cut in the middle of a sentence, twice.
 
-    The text outlives both: what nobody reads is not decided (tests/faults/test_unread.py), and only as much is read as
-    shows that it goes on. Then it is left.
+    The text outlives both: what nobody reads is not decided (tests/orchestrator/test_unread.py), and only as much is
+    read as shows that it goes on. Then it is left.
     """
     relay, tokens = Relay(cloud.address, delay=0.05), list[int]()
     async with relay.relaying():

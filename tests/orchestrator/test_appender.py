@@ -23,7 +23,7 @@ from orchestrator.store import (
 )
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from tests.orchestrator.test_store import alter, lose_logs, record_of, replace_output
+from tests.orchestrator.test_store import alter, log_of, lose_logs, record_of, replace_output
 
 A = Outcome.ACCEPTED
 LIFETIMES = Lifetimes(60.0, 30.0)
@@ -74,8 +74,7 @@ class Scene:
         return cancelled
 
     async def logged(self) -> tuple[int, ...]:
-        log = await self.store.read("s")
-        assert log is not None
+        log = await log_of(self.store, "s")
         assert len(log.outcomes) == len(log.tokens)
         return log.tokens
 
@@ -131,8 +130,7 @@ async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None
     lose_logs(store)
     alter(store, "DELETE FROM requests")
     await played.write(9)
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert (log.record, log.fence, log.owner, log.tokens) == (played.record, played.fence, "me", (7, 8, 9))
     assert alter(store, "SELECT ttl_s, retention_s FROM sessions") == [(60.0, 30.0)]
     assert (await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0)).session_id == "s"
@@ -221,8 +219,7 @@ async def test_an_end_meets_a_lost_log() -> None:
     await played.write(7)
     lose_logs(store)
     assert not await played.write(8, end=End(FinishReason.EOS, "", 2))
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.EOS, 2)
 
 
@@ -263,11 +260,12 @@ async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten
     assert await store.read("s") is None
 
 
-async def test_who_slept_goes_on_where_the_log_is_still_its_own() -> None:
+@pytest.mark.parametrize("away_s", [LEASE_S + 1, LIFETIMES.ended + 1], ids=["asleep", "cut off"])
+async def test_who_was_away_goes_on_where_the_log_is_still_its_own(away_s: float) -> None:
     clock = [1000.0]
     store = SqliteStore()
     played = await scene(store, clock=lambda: clock[0])
-    clock[0] += LEASE_S + 1
+    clock[0] += away_s
     await played.write(7)
     lose_logs(store)
     await played.write(8)
@@ -309,17 +307,6 @@ async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pyt
         monkeypatch.setattr(module, "RENEW_S", 0.0)
         with pytest.raises(StoreUnavailable):
             await played.appender.renew()
-    lose_logs(store)
-    await played.write(8)
-    assert await played.logged() == (7, 8)
-
-
-async def test_who_was_cut_off_goes_on_where_the_log_is_still_its_own() -> None:
-    clock = [1000.0]
-    store = Unsteady()
-    played = await scene(store, clock=lambda: clock[0])
-    clock[0] += LIFETIMES.ended + 1
-    await played.write(7)
     lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import grpc
 import pytest
 
-from orchestrator.ownership import ownership as cancelling
-from orchestrator.ownership.ownership import KEPT_S, Cancellations
-from orchestrator.session.output import Output
+from orchestrator import ownership as cancelling
+from orchestrator.ownership import KEPT_S, Cancellations
+from orchestrator.session.output import SessionView
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
-from specwire.client import AsyncClient, Chunk, Started
+from specwire.client import AsyncClient
 from specwire.client.errors import SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, EmitEnd, End, FinishReason, Outcome
 from specwire.core.text import Stopping
+from specwire.telemetry.tracing import NO_SPAN
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Stack, stack
+from tests.orchestrator.stack import SLOW_TARGET, Reading, stack
+from tests.orchestrator.test_store import log_of
 from tests.orchestrator.test_sweeping import orphan
 
 RECORD = SessionRecord("session", (1, 2), Sampling(), Stopping(8))
 
 
 async def is_cancelled(store: SqliteStore) -> bool:
-    log = await store.read("session")
-    assert log is not None
+    log = await log_of(store, "session")
     return log.cancelled
 
 
@@ -124,22 +124,21 @@ async def test_a_promise_outlasts_a_log_that_is_silent_for_longer() -> None:
     assert await is_cancelled(store)
 
 
-@dataclass
-class Ending:
+def driven(abandoned: bool = False) -> SessionView:
     """A session that is driven here, and ending."""
-
-    output: Output
-    abandoned: bool = False
+    view = SessionView(RECORD, NO_SPAN, 0.0, lambda: None, lambda _: None)
+    view.abandoned = abandoned
+    return view
 
 
 async def test_what_has_ended_in_the_log_need_not_be_said_again() -> None:
     store = SqliteStore()
     await store.create(RECORD, 60.0)
-    cancellations, driven = Cancellations(store, 5.0), Ending(Output(2))
-    await cancellations.ask("session", driven)
+    cancellations, ending = Cancellations(store, 5.0), driven()
+    await cancellations.ask("session", ending)
     await cancellations.repeat()
     assert cancellations._promised
-    driven.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
+    ending.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
     await cancellations.repeat()
     assert not cancellations._promised
 
@@ -147,9 +146,9 @@ async def test_what_has_ended_in_the_log_need_not_be_said_again() -> None:
 @pytest.mark.parametrize("abandoned", [False, True])
 async def test_an_end_in_the_log_counts_as_its_flag(abandoned: bool) -> None:
     """Not where it ended for readers here alone, for want of the log."""
-    driven = Ending(Output(2), abandoned)
-    driven.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
-    asking = Cancellations(Silent(), 0.0).ask("session", driven)
+    ending = driven(abandoned)
+    ending.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
+    asking = Cancellations(Silent(), 0.0).ask("session", ending)
     if not abandoned:
         await asking
         return
@@ -162,7 +161,7 @@ async def test_a_session_that_is_driven_here_exists_also_where_the_log_has_lost_
     """Its owner has not written it again in time: that is no session of which nobody knows."""
     cancellations = Cancellations(SqliteStore(), 0.0)
     with pytest.raises(StoreUnavailable, match="has lost the session"):
-        await getattr(cancellations, what)("session", Ending(Output(2)))
+        await getattr(cancellations, what)("session", driven())
     assert not cancellations._promised
 
 
@@ -190,28 +189,14 @@ async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again(
         await store.read("session")
 
 
-async def streaming(running: Stack) -> tuple[str, asyncio.Task[None]]:
-    """The id of a session that has shown some tokens, and its reader."""
-    seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def read() -> None:
-        session_id = ""
-        async for event in running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True):
-            if isinstance(event, Started):
-                session_id = event.session_id
-            if isinstance(event, Chunk) and not seen.done():
-                seen.set_result(session_id)
-
-    reading = asyncio.create_task(read())
-    return await seen, reading
-
-
 @pytest.mark.parametrize("what", ["cancel", "delete_session"])
 async def test_no_end_is_acknowledged_while_the_log_is_down(what: str) -> None:
     """The log comes back as it was before; the session goes on until somebody's cancellation is in it."""
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running:
-            session_id, reading = await streaming(running)
+            reading = Reading(running.client, max_tokens=4000, ignore_eos=True)
+            await reading.until(1)
+            session_id = reading.session_id
             redis.save()
             redis.stop()
             async with AsyncClient(running.orchestrator.address, patience=0.0) as hasty:
@@ -220,8 +205,7 @@ async def test_no_end_is_acknowledged_while_the_log_is_down(what: str) -> None:
             assert failed.value.code is grpc.StatusCode.UNAVAILABLE
             assert failed.value.retry_after is not None
             assert "session log" in str(failed.value)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await reading.leave()
             redis.start()
             await getattr(running.client, what)(session_id)
             store = running.orchestrator.orchestrator.store
@@ -229,6 +213,5 @@ async def test_no_end_is_acknowledged_while_the_log_is_down(what: str) -> None:
                 with pytest.raises(DeletedSession):
                     await store.read(session_id)
                 return
-            log = await store.read(session_id)
-            assert log is not None
+            log = await log_of(store, session_id)
             assert log.cancelled or log.reason is FinishReason.CANCELLED

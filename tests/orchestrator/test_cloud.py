@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import draft_service.server
-import orchestrator.server
 import verify_service.server
 from deploy.cli.services import registry
 from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry
@@ -22,8 +21,8 @@ from specwire.core.placement import Reason
 from specwire.registry.options import CloudOptions, RegistryOptions
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, plain
-from tests.orchestrator.test_registered import PROMPT, SALT, Place, feed_of, said, verifiers_up
+from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, Services, plain
+from tests.orchestrator.test_registered import PROMPT, feed_of, said, verifiers_up
 from tests.ports import free_address
 from tests.rpc.relay import Relay
 from tests.wait import asked, until
@@ -37,30 +36,24 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-class Cloud(Place):
-    """A place with a RegistryService; edges know its address only."""
+class Cloud(Services):
+    """With a RegistryService; edges know its address only."""
 
-    def __init__(self, redis: RedisServer, parts: AsyncExitStack) -> None:
-        super().__init__(redis, parts)
-        self.address = free_address()
+    address = ""
 
     async def tell(self) -> RunningRegistry:
-        running = await registry.start(RegistryServiceOptions(self.redis.url, self.address))
-        self._parts.push_async_callback(running.stop, 0.0)
+        running = await registry.start(RegistryServiceOptions(self.registry().url, self.address))
+        self.owned.push_async_callback(running.stop, 0.0)
         return running
 
     async def edge(self, *models: str, region: str = "", **more: Any) -> RunningOrchestrator:
-        cloud, where = CloudOptions(self.address, models), RegistryOptions(region=region)
-        running = await orchestrator.server.start(
-            OrchestratorOptions((), cloud=cloud, registration=where, access=SALT, **more)
-        )
-        self._parts.push_async_callback(running.stop, 0.0)
-        return running
+        cloud = CloudOptions(self.address, models)
+        return await self.orchestrator(cloud=cloud, registration=RegistryOptions(region=region), **more)
 
     async def dialling(self) -> DiallingDrafter:
         dialled = draft_service.server.dial_in(ModelServiceOptions(DRAFT), "", None, cloud=CloudOptions(self.address))
         running = await asyncio.wait_for(dialled, 60.0)
-        self._parts.push_async_callback(running.stop)
+        self.owned.push_async_callback(running.stop)
         return running
 
 
@@ -72,7 +65,9 @@ async def cloud(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         monkeypatch.setattr(f"{name}.GIVEN_UP_S", 1.0)
     server.mend()
     async with AsyncExitStack() as parts:
-        yield Cloud(server, parts)
+        made = Cloud(parts, server)
+        made.address = free_address()
+        yield made
 
 
 async def test_an_edge_finds_its_verifier_and_moves_when_that_drains_or_is_lost(cloud: Cloud) -> None:
@@ -110,10 +105,10 @@ async def test_an_edge_chooses_by_the_round_trip(cloud: Cloud) -> None:
     await cloud.tell()
     near, listen = await cloud.verifier(), free_address()
     relay = Relay(listen, delay=0.02)
-    await cloud._parts.enter_async_context(relay.relaying())
-    where = RegistryOptions(cloud.redis.url, advertise=relay.address)
+    await cloud.owned.enter_async_context(relay.relaying())
+    where = RegistryOptions(cloud.registry().url, advertise=relay.address)
     far = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=listen), registration=where)
-    cloud._parts.push_async_callback(far.stop, 0.0)
+    cloud.owned.push_async_callback(far.stop, 0.0)
     edge = await cloud.edge()
     await until(verifiers_up(edge, 2))
     client, pool = await cloud.client(edge), edge.orchestrator.pool

@@ -15,12 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import verify_service.server
 from specwire.client import Completion, SpecwireError
 from specwire.client.requests import RequestOptions
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.messages import FinishReason
-from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import Stack, drafted, stack
 from tests.orchestrator.tiny import tiny
 from tests.text.schemas import constraints, fits
@@ -129,12 +127,8 @@ async def test_a_lost_verifier_changes_no_constrained_text(target: str) -> None:
         whole = await told(running, drafting=False)
         disturbed = asyncio.create_task(told(running, drafting=False))
         await asyncio.sleep(0.15)
-        await running.verifier.stop(0.0)
-        again = await verify_service.server.start(ModelServiceOptions(target, listen=running.verifier.address))
-        try:
-            assert exact(await disturbed) == exact(whole)
-        finally:
-            await again.stop(0.0)
+        await running.verify_again(target)
+        assert exact(await disturbed) == exact(whole)
 
 
 async def test_completions_of_one_prompt_fit_each(target: str) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import verify_service.server
 from specwire.client import Chunk, Finished
 from specwire.client.requests import RequestOptions
-from specwire.rpc.server_options import ModelServiceOptions
 from tests.lm.models import near_ties, save
 from tests.orchestrator.stack import Stack, stack
 from tests.wait import asked
@@ -85,20 +83,14 @@ async def test_texts_are_the_same_alone_together_and_after_a_takeover(dtype: str
     target = save(near_ties(VOCABULARY, CONTEXT), tmp_path, WORDS)
 
     async def replace_verifier() -> None:
-        address = running.verifier.address
-        await running.verifier.stop(0.0)
-        options = ModelServiceOptions(target, listen=address, dtype=dtype, slots=SLOTS, deterministic=True)
-        running.verifier = await verify_service.server.start(options, patient=True)
+        await running.verify_again(target, patient=True, dtype=dtype, slots=SLOTS, deterministic=True)
 
     async with stack(
         target, target, plan="lockstep:3", patient=True, slots=SLOTS, dtype=dtype, deterministic=True
     ) as running:
         lone = await alone(running)
         shared = await asked(lambda: together(running), lambda way: sum(each.accepted for each in way))
-        try:
-            moved = await together(running, replace_verifier)
-        finally:
-            await running.verifier.stop(0.0)
+        moved = await together(running, replace_verifier)
     texts = [each.tokens for each in lone]
     assert [len(text) for text in texts] == [TOKENS] * SESSIONS
     assert [each.tokens for each in shared] == texts

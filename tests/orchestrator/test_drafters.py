@@ -11,41 +11,31 @@ import pytest
 
 from draft_service.sessions import Sessions
 from orchestrator.options import MOST_DRAFTERS, OrchestratorOptions
-from orchestrator.peers.peer import DrafterPeer, VerifierPeer, known_by, share_host
-from orchestrator.pool import chosen_drafter
+from orchestrator.peers.peer import known_by, share_host
 from orchestrator.session import drafters as module
 from orchestrator.session.drafters import Drafters
-from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.store import SessionRecord
 from orchestrator.store.sqlite import SqliteStore
 from specwire.client import Chunk
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Sampling, with_rule
-from specwire.core.placement import PlacementRequest
 from specwire.core.text import Stopping, hash_of
 from specwire.rpc.convert import MOST_KNOWN_BY
 from specwire.rpc.errors import code_number
 from specwire.telemetry.tally import DraftCounts, SessionStats
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
-from tests.core.script import LetterScanner
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
-from tests.orchestrator.test_driver import SilentLink
+from tests.orchestrator.test_driver import Scene, SilentLink
 from tests.wait import asked, until
 
 FULL = code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-class Scene:
-    """A running session with a verifier and two drafters that a test plays."""
+class DraftedScene(Scene):
+    """It runs, and has two drafters."""
 
     def __init__(self, store: SqliteStore, fence: int, record: SessionRecord) -> None:
-        self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
-        self.peers = [DrafterPeer(SilentLink(), lambda: None, lambda _: None) for _ in range(2)]
-        for name, peer in zip("ab", self.peers, strict=True):
-            peer.info = common_pb2.GetModelInfoResponse(model=name, weights_fingerprint=name)
-        options = OrchestratorOptions(("nowhere:1",), drafters_per_session=2, buffer=1000)
-        self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, options, self.hear))
-        self.place(self.driver)
+        super().__init__(store, fence, record, drafters_per_session=2, buffer=1000)
         session = self.driver.session
         self.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
         self.chains = 0
@@ -53,19 +43,6 @@ class Scene:
     @property
     def drafters(self) -> Drafters:
         return self.driver.drafters
-
-    def hear(self, driver: SessionDriver, notice: SessionNotice) -> None:
-        if notice is SessionNotice.UNPLACED:
-            self.place(driver)
-
-    def place(self, driver: SessionDriver) -> None:
-        if driver.verifying.peer is None:
-            driver.use_verifier(self.verifier)
-        for _ in range(driver.drafters.missing):
-            free = [peer for peer in self.peers if not driver.drafters.has(peer)]
-            peer = chosen_drafter(free, driver.drafters.refusals, PlacementRequest("", ""))
-            if peer is not None:
-                driver.drafters.add(peer)
 
     def link(self, number: int) -> SilentLink:
         link = self.peers[number].link
@@ -101,7 +78,7 @@ class Scene:
         opened = [list(each.drafters) for part in sent for each in part.opens]
         return opened + [list(each.drafters) for part in sent for each in part.drafters]
 
-    def decide(self, source: int, tested: int, *tokens: int, paces: Sequence[verify_pb2.SourcePace] = ()) -> None:
+    def judge(self, source: int, tested: int, *tokens: int, paces: Sequence[verify_pb2.SourcePace] = ()) -> None:
         """A verdict over a window of `source`, all of whose tokens but the last were accepted."""
         session = self.driver.session
         outcomes = [common_pb2.OUTCOME_ACCEPTED] * (len(tokens) - 1) + [common_pb2.OUTCOME_RECOVERED]
@@ -119,17 +96,17 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(sampling: Sampling = Sampling()) -> AsyncIterator[Scene]:  # noqa: B008 # frozen
+async def scene(sampling: Sampling = Sampling()) -> AsyncIterator[DraftedScene]:  # noqa: B008 # frozen
     record = SessionRecord("s", (1, 2), sampling, Stopping(1000))
     store = SqliteStore()
-    played = Scene(store, await store.create(record, 60.0), record)
+    played = DraftedScene(store, await store.create(record, 60.0), record)
     try:
         yield played
     finally:
         await played.driver.close()
 
 
-def sources(played: Scene) -> list[int]:
+def sources(played: DraftedScene) -> list[int]:
     return list(played.driver.session.drafters)
 
 
@@ -276,7 +253,7 @@ async def test_a_pace_comes_with_the_verdict_and_goes_on_with_its_tokens() -> No
         off = verify_pb2.SourcePace(source=2, pace=draft_pb2.Pace(chunk=1, run_ahead=0), reason="off: no gain expected")
         on = verify_pb2.SourcePace(source=1, pace=draft_pb2.Pace(chunk=4, run_ahead=9), reason="stream: gain 2.00")
         unknown = verify_pb2.SourcePace(source=7, pace=draft_pb2.Pace(chunk=1, run_ahead=1))
-        played.decide(1, 4, 3, 3, 3, 3, 1, paces=[off, on, unknown])
+        played.judge(1, 4, 3, 3, 3, 3, 1, paces=[off, on, unknown])
         good, poor = played.driver.view.stats.drafters
         assert good.drafts == DraftCounts(4, 4, 4)
         assert (good.plan, poor.plan) == ("stream: gain 2.00", "off: no gain expected")
@@ -284,14 +261,14 @@ async def test_a_pace_comes_with_the_verdict_and_goes_on_with_its_tokens() -> No
         for number, pace in ((0, on.pace), (1, off.pace)):
             (advance,) = [each for part in played.link(number).sent for each in part.advances]  # type: ignore[attr-defined]  # a link that records
             assert (list(advance.tokens), advance.pace) == ([3, 3, 3, 3, 1], pace)
-        played.decide(0, 0, 5)
+        played.judge(0, 0, 5)
         assert len([each for part in played.link(1).sent for each in part.advances]) == 1, "it is paused"  # type: ignore[attr-defined]  # a link that records
 
 
 @pytest.mark.parametrize("pace", [draft_pb2.Pace(), draft_pb2.Pace(chunk=1, run_ahead=1 << 20)])
 async def test_a_pace_that_nobody_could_follow_ends_the_session(pace: draft_pb2.Pace) -> None:
     async with scene() as played:
-        played.decide(1, 0, 3, paces=[verify_pb2.SourcePace(source=1, pace=pace)])
+        played.judge(1, 0, 3, paces=[verify_pb2.SourcePace(source=1, pace=pace)])
         await played.driver.view.ended(5.0)
         failure = played.driver.view.failure
         assert failure is not None

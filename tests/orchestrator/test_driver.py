@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import MOST_RELAYED, DrafterPeer, VerifierPeer
-from orchestrator.session import appender, drafters, output
+from orchestrator.pool import chosen_drafter
+from orchestrator.session import appender, output
 from orchestrator.session import driver as driver_module
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
@@ -23,13 +24,14 @@ from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason
+from specwire.core.placement import PlacementRequest
 from specwire.core.session import Session, State
 from specwire.core.text import Stopping, hash_of
 from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
-from tests.orchestrator.test_store import lose_logs, replace_output
+from tests.orchestrator.test_store import log_of, lose_logs, replace_output
 from tests.wait import until
 
 PROMPT = (1, 2)
@@ -52,16 +54,21 @@ class SilentLink(Link):  # type: ignore[type-arg]  # a link of any kind
 
 
 class Scene:
-    """One session with a verifier and a drafter that a test plays."""
+    """One session with a verifier and drafters that a test plays. options: of the orchestrator."""
 
-    def __init__(self, store: SqliteStore, fence: int, record: SessionRecord, verifier_wait: float) -> None:
+    def __init__(self, store: SqliteStore, fence: int, record: SessionRecord, **options: Any) -> None:
+        known = OrchestratorOptions(("nowhere:1",), **options)
         self.store = store
         self.verifier = VerifierPeer(SilentLink(), lambda: None, lambda _: None)
-        self.drafter = DrafterPeer(SilentLink(), lambda: None, lambda _: None)
-        options = OrchestratorOptions(("nowhere:1",), verifier_wait=verifier_wait)
+        self.peers = [
+            DrafterPeer(SilentLink(), lambda: None, lambda _: None) for _ in range(known.drafters_per_session)
+        ]
+        for name, peer in zip("ab", self.peers, strict=False):
+            peer.info = common_pb2.GetModelInfoResponse(model=name, weights_fingerprint=name)
+        self.drafter = self.peers[0]
         self.placed = 0
         self.notices: list[SessionNotice] = []
-        self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, options, self.hear))
+        self.driver = SessionDriver(record, fence, LetterScanner(()), SessionHost(store, known, self.hear))
         self.driver.verifying.wait()
         self.place(self.driver)
 
@@ -75,8 +82,11 @@ class Scene:
         self.placed += 1
         if driver.session.state is State.WAITING and driver.verifying.peer is None:
             driver.use_verifier(self.verifier)
-        if driver.drafters.missing:
-            driver.drafters.add(self.drafter)
+        for _ in range(driver.drafters.missing):
+            free = [peer for peer in self.peers if not driver.drafters.has(peer)]
+            peer = chosen_drafter(free, driver.drafters.refusals, PlacementRequest("", ""))
+            if peer is not None:
+                driver.drafters.add(peer)
 
     async def decide(self, *tokens: int) -> None:
         """Open the session and decide `tokens`; returns once they are emitted."""
@@ -95,7 +105,7 @@ class Scene:
 async def scene(verifier_wait: float = 30.0) -> Scene:
     record = SessionRecord("s", PROMPT, Sampling(), Stopping(100))
     store = SqliteStore()
-    return Scene(store, await store.create(record, 60.0), record, verifier_wait)
+    return Scene(store, await store.create(record, 60.0), record, verifier_wait=verifier_wait)
 
 
 async def test_only_what_others_had_fed_counts_as_cached() -> None:
@@ -104,7 +114,7 @@ async def test_only_what_others_had_fed_counts_as_cached() -> None:
     session, verifying = played.driver.session, played.driver.verifying
     verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=1))
     assert played.driver.view.stats.cached_tokens == 1
-    verifying.on_verifier_lost()
+    verifying.on_lost()
     played.place(played.driver)
     verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=2, resumed=True))
     assert (played.driver.view.stats.cached_tokens, played.driver.view.stats.reopens) == (1, 1)
@@ -152,19 +162,6 @@ async def test_verdicts_of_one_message_are_appended_together(monkeypatch: pytest
     await played.driver.close()
 
 
-async def test_a_full_drafter_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafters, "RETRY", 0.05)
-    played = await scene()
-    for asked in range(2):
-        handle = next(iter(played.drafter.subjects))
-        refusal = common_pb2.Refused(handle=handle, code=FULL.code, message="full")
-        played.drafter.on_message(draft_pb2.ConnectDraftResponse(refused=[refusal]))
-        assert not played.driver.drafters.missing  # not at once
-        assert played.driver.drafters.refusals[played.drafter] == asked + 1
-        await until(lambda: bool(played.drafter.subjects))
-    await played.driver.close()
-
-
 async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood() -> None:
     played = await scene()
     await played.decide(1)
@@ -207,7 +204,7 @@ async def test_a_verifier_that_names_ever_newer_fences_is_given_up(above: int, b
     for _ in range(10):
         if driver.session.state is State.OPENING:
             named = driver.fence + above
-            driver.verifying.on_refused_by_verifier(
+            driver.verifying.on_refused(
                 common_pb2.Refused(code=code_number(grpc.StatusCode.FAILED_PRECONDITION), message="old", fence=named)
             )
     await until(lambda: driver.view.output.end is not None)
@@ -220,12 +217,12 @@ async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.Monke
     monkeypatch.setattr(verifying, "RETRY_VERIFIER", 0.01)
     played = await scene(verifier_wait=0.2)
     await played.decide(1, 2)
-    played.driver.verifying.on_verifier_lost()
+    played.driver.verifying.on_lost()
     played.place(played.driver)
     placed = played.placed
     while played.driver.view.output.end is None:  # it opens, is refused, and after its patience fails
         if played.driver.session.state is State.OPENING:
-            played.driver.verifying.on_refused_by_verifier(FULL)
+            played.driver.verifying.on_refused(FULL)
         await asyncio.sleep(0.005)
     assert played.placed > placed + 1
     assert played.driver.view.failure is not None
@@ -238,10 +235,10 @@ async def test_those_that_find_no_slot_come_back_at_different_moments(monkeypatc
     monkeypatch.setattr(verifying.SessionVerifier, "_try_again", lambda _, seconds: waits.append(seconds))
     played = await scene()
     await played.decide(1)
-    played.driver.verifying.on_verifier_lost()
+    played.driver.verifying.on_lost()
     played.place(played.driver)
     for _ in range(20):
-        played.driver.verifying.on_refused_by_verifier(
+        played.driver.verifying.on_refused(
             common_pb2.Refused(handle=1, code=FULL.code, message="full", retry_after_ms=2000)
         )
     assert len(set(waits)) == 20
@@ -251,21 +248,9 @@ async def test_those_that_find_no_slot_come_back_at_different_moments(monkeypatc
 
 async def test_a_new_session_is_refused_at_once() -> None:
     played = await scene()
-    played.driver.verifying.on_refused_by_verifier(FULL)
+    played.driver.verifying.on_refused(FULL)
     await played.driver.view.ended(5.0)
     assert played.driver.view.failure == SessionFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-
-
-async def test_a_lost_log_is_written_again() -> None:
-    played = await scene()
-    await played.decide(1)
-    lose_logs(played.store)
-    await played.decide(2)
-    assert played.driver.view.failure is None
-    log = await played.store.read("s")
-    assert log is not None
-    assert (log.record, log.fence, log.tokens) == (played.driver.view.record, played.driver.fence, (1, 2))
-    await played.driver.close()
 
 
 async def test_a_log_lost_while_nothing_is_decided_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,8 +259,7 @@ async def test_a_log_lost_while_nothing_is_decided_is_written_again(monkeypatch:
     await played.decide(1)
     lose_logs(played.store)
     await played.driver.log.renew()
-    log = await played.store.read("s")
-    assert log is not None
+    log = await log_of(played.store, "s")
     assert log.tokens == (1,)
     await played.driver.close()
 
@@ -300,8 +284,8 @@ async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
     with played.driver.view.readers.reading():
         pass
     if read_elsewhere:
-        await until(lambda: played.driver._timers.left("detached") is not None)
-        await until(lambda: (played.driver._timers.left("detached") or 0.0) > 60.0)
+        await until(lambda: played.driver.view.timers.left("detached") is not None)
+        await until(lambda: (played.driver.view.timers.left("detached") or 0.0) > 60.0)
         await played.decide(1)
         assert played.driver.view.output.end is None
         await played.driver.close()
@@ -325,7 +309,7 @@ class Silent(SqliteStore):
 @pytest.mark.parametrize("read_elsewhere", [True, False])
 async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsewhere: bool) -> None:
     record, store = SessionRecord("s", PROMPT, Sampling(), Stopping(100)), Silent()
-    played = Scene(store, await store.create(record, 60.0), record, 30.0)
+    played = Scene(store, await store.create(record, 60.0), record)
     if read_elsewhere:
         await store.note_reader("s")
     await played.decide(1)
@@ -408,7 +392,7 @@ async def test_a_failure_after_the_end_does_not_change_it() -> None:
 async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, sound = await scene(), await scene()
     link = broken.verifier
-    sound.driver.verifying.on_verifier_lost()
+    sound.driver.verifying.on_lost()
     sound.driver.use_verifier(link)
     first, second = link.subjects
 

@@ -10,14 +10,12 @@ from functools import partial
 import grpc
 import pytest
 
-import verify_service.server
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started, Stats
 from specwire.client.requests import Prompt, RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
-from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, drafted, plain, stack
 from tests.wait import asked
 from verify_service.engine import session_manager
@@ -246,16 +244,6 @@ async def test_watch_replays_and_goes_on() -> None:
     assert contradicted.value.code is grpc.StatusCode.DATA_LOSS
 
 
-async def test_one_request_id_is_one_session() -> None:
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        one, two = await asyncio.gather(
-            *(running.client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="same") for _ in range(2))
-        )
-    assert one.session_id == two.session_id
-    assert one.tokens == two.tokens
-    assert one.text == two.text
-
-
 @pytest.mark.parametrize(("told_ms", "seconds"), [(2500, 2.5), (0, RETRY_AFTER)], ids=["by the verifier", "by nobody"])
 async def test_without_room_a_client_is_told_when_to_ask_again(
     told_ms: int, seconds: float, monkeypatch: pytest.MonkeyPatch
@@ -298,28 +286,6 @@ async def test_unknown_sessions_are_not_found() -> None:
             with pytest.raises(SpecwireError) as missing:
                 await call
             assert missing.value.code is grpc.StatusCode.NOT_FOUND
-
-
-async def test_a_restarted_verifier_goes_on_with_the_same_text() -> None:
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        generating = asyncio.create_task(running.client.complete(PROMPT, max_tokens=120, ignore_eos=True))
-        await asyncio.sleep(0.3)
-        await running.verifier.stop(0.0)
-        again = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=running.verifier.address))
-        try:
-            done = await generating
-        finally:
-            await again.stop(0.0)
-    assert list(done.tokens) == plain(TARGET, PROMPT, 120)
-
-
-async def test_a_lost_drafter_changes_nothing() -> None:
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        generating = asyncio.create_task(running.client.complete(PROMPT, max_tokens=80, ignore_eos=True))
-        await asyncio.sleep(0.2)
-        await running.drafters[0].stop(0.0)
-        done = await generating
-    assert list(done.tokens) == plain(TARGET, PROMPT, 80)
 
 
 async def test_without_a_verifier_a_session_fails_in_time() -> None:

@@ -15,13 +15,17 @@ import orchestrator.server
 from bench.harness.certificates import Authority
 from draft_service.dialler import DiallingDrafter, JoinRefused
 from orchestrator import hub as module
+from orchestrator.hub import MOST_SAID_BYTES
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import share_host
-from specwire.client import Completion
+from orchestrator.server import RunningOrchestrator
+from orchestrator.tenants import Access
+from specwire.client import AsyncClient, Completion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import retry_after
+from specwire.rpc.keys import Keys
 from specwire.rpc.link import QUARANTINE
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
@@ -303,37 +307,81 @@ def test_names_are_read_in_certificates() -> None:
 async def test_only_who_is_named_may_join(name: str) -> None:
     ours, drafters = Authority(), Authority("drafters")
     async with stack(SLOW_TARGET) as running:
-        verifiers, tls = running.orchestrator.orchestrator.options.verifiers, ours.server(client_ca=drafters)
+        tls = ours.server(client_ca=drafters)
         for accepted in (name, "another"):
-            hub = await orchestrator.server.start(
-                OrchestratorOptions(verifiers, tls=tls, accept_drafters=True, drafter_names=(accepted,))
-            )
-            try:
-                if accepted == name:
-                    async with dialled(hub.address, tls=ours.client(drafters.sign())):
-                        assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
-                else:
-                    with pytest.raises(JoinRefused, match="the certificate names 127.0.0.1, localhost, test, and"):
-                        await draft_service.server.dial_in(
-                            ModelServiceOptions(DRAFT), hub.address, ours.client(drafters.sign())
-                        )
-            finally:
-                await hub.stop(0.0)
+            hub = await running.another(tls=tls, accept_drafters=True, drafter_names=(accepted,))
+            if accepted == name:
+                async with dialled(hub.address, tls=ours.client(drafters.sign())):
+                    assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
+            else:
+                with pytest.raises(JoinRefused, match="the certificate names 127.0.0.1, localhost, test, and"):
+                    await draft_service.server.dial_in(
+                        ModelServiceOptions(DRAFT), hub.address, ours.client(drafters.sign())
+                    )
 
 
 async def test_with_mutual_tls_it_must_be_certified() -> None:
     ours, drafters = Authority(), Authority("drafters")
     async with stack(SLOW_TARGET) as running:
-        verifiers = running.orchestrator.orchestrator.options.verifiers
-        options = OrchestratorOptions(verifiers, tls=ours.server(client_ca=drafters), accept_drafters=True)
-        hub = await orchestrator.server.start(options)
+        hub = await running.another(tls=ours.server(client_ca=drafters), accept_drafters=True)
+        async with dialled(hub.address, tls=ours.client(drafters.sign())):
+            assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
+        with pytest.raises(JoinRefused, match="is not trusted"):
+            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, drafters.client())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, ours.client())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Drafters that dial in show a token of their own, and may not send messages of any size.
+
+CLIENT, DRAFTER = "the-token-of-a-client", "the-token-of-a-drafter"
+ACCESS = Access(Keys({CLIENT: "ada"}), Keys({DRAFTER: "attic"}))
+
+
+@asynccontextmanager
+async def keyed_hub() -> AsyncIterator[RunningOrchestrator]:
+    async with stack(SLOW_TARGET, patient=True) as running:
+        yield await running.another(accept_drafters=True, access=ACCESS, plan=TURNS)
+
+
+async def test_a_drafter_with_its_token_joins_and_a_client_with_its_own_is_served() -> None:
+    async with keyed_hub() as running:
+        drafter = await draft_service.server.dial_in(ModelServiceOptions(DRAFT), running.address, None, DRAFTER)
         try:
-            async with dialled(hub.address, tls=ours.client(drafters.sign())):
-                assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
-            with pytest.raises(JoinRefused, match="is not trusted"):
-                await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, drafters.client())
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, ours.client())
+            async with AsyncClient(running.address, token=CLIENT) as client:
+                done = await drafted(
+                    lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S), least=11
+                )
         finally:
-            await hub.stop(0.0)
+            await drafter.stop()
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
+
+
+@pytest.mark.parametrize("token", ["", CLIENT, "a-token-of-nobody"])
+async def test_no_other_token_lets_a_drafter_in(token: str) -> None:
+    async with keyed_hub() as running:
+        with pytest.raises(JoinRefused, match="refused this drafter: authorization: "):
+            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), running.address, None, token)
+        assert running.orchestrator.pool.drafters == []
+
+
+async def test_a_message_beyond_the_cap_ends_the_line_and_bars_its_owner() -> None:
+    async with keyed_hub() as running, open_channel(running.address, token=DRAFTER) as channel:
+        stub = draft_pb2_grpc.DraftHubServiceStub(channel)
+        call = stub.Join(timeout=LIMIT_S)
+        target = running.orchestrator.pool.require_target().info
+        told = draft_pb2.JoinRequest()
+        told.model.vocabulary_fingerprint = target.vocabulary_fingerprint
+        await call.write(told)
+        await call.read()
+        said = draft_pb2.JoinRequest()
+        said.said.proposals.add(tokens=[1] * MOST_SAID_BYTES)
+        await call.write(said)
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"at most {MOST_SAID_BYTES} are taken" in (await call.details() or "")
+        again = stub.Join(timeout=LIMIT_S)
+        assert await again.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "attic flooded; it is let in again in" in (await again.details() or "")
+        assert running.orchestrator.pool.drafters == []

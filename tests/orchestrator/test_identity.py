@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
 
-import orchestrator.server
-import verify_service.server
-from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import identity_of
 from orchestrator.server import RunningOrchestrator
-from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
-from specwire.client.requests import RequestOptions
+from specwire.client import AsyncClient, Chunk, Finished, Started
 from specwire.core.messages import FinishReason
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import PROMPT, TARGET, plain
+from tests.orchestrator.stack import PROMPT, TARGET, Reading, Services, plain
 from tests.orchestrator.test_watching import watched
-from tests.ports import free_address
 from tests.wait import until
 from verify_service.server import RunningVerifier
 
@@ -39,33 +32,17 @@ OTHER_END = f"{SLOW}:end={WORD}"
 LARGE, SMALL = 2048, 256
 
 
-class Parts:
-    """Owns what is started."""
-
-    def __init__(self, owned: AsyncExitStack) -> None:
-        self._owned = owned
-
-    async def verifier(self, model: str = SLOW, context: int | None = None, listen: str = "") -> RunningVerifier:
-        running = await verify_service.server.start(
-            ModelServiceOptions(model, listen or free_address(), context=context)
-        )
-        self._owned.push_async_callback(running.stop, 0.0)
-        return running
-
-    async def orchestrator(self, *verifiers: RunningVerifier, **more: Any) -> RunningOrchestrator:
+class Parts(Services):
+    async def one_by_one(self, *verifiers: RunningVerifier, **more: Any) -> RunningOrchestrator:
         """It has heard of the first before it hears of the others."""
-        addresses = tuple(each.address for each in verifiers)
-        running = await orchestrator.server.start(OrchestratorOptions(addresses[:1], **more))
-        self._owned.push_async_callback(running.stop, 0.0)
+        addresses = [each.address for each in verifiers]
+        running = await self.orchestrator(addresses[:1], **more)
         pool = running.orchestrator.pool
         for address in addresses[1:]:
             pool.verifiers.append(pool._dialled.verifier(address, pool._accept_target))
             pool._dialled.start(pool.verifiers[-1])
         await until(lambda: all(each.info is not None for each in pool.verifiers))
         return running
-
-    async def client(self, running: RunningOrchestrator, patience: float = 0.0) -> AsyncClient:
-        return await self._owned.enter_async_context(AsyncClient(running.address, patience=patience))
 
 
 @pytest.fixture
@@ -74,51 +51,22 @@ async def parts() -> AsyncIterator[Parts]:
         yield Parts(owned)
 
 
-class Shown:
-    """What a client was shown of one session; `error`: what its stream ended with instead of a reason."""
-
-    def __init__(self) -> None:
-        self.session_id = ""
-        self.tokens: list[int] = []
-        self.reason: FinishReason | None = None
-        self.error: SpecwireError | None = None
-
-    async def read(self, client: AsyncClient, prompt: tuple[int, ...], **asked: Any) -> Shown:
-        options = cast(RequestOptions, {"temperature": 0.0, **asked})
-        try:
-            async with aclosing(client.generate(prompt, **options)) as events:
-                async for event in events:
-                    match event:
-                        case Started():
-                            self.session_id = event.session_id
-                        case Chunk():
-                            self.tokens += event.tokens
-                        case Finished():
-                            self.reason = event.reason
-        except SpecwireError as error:
-            self.error = error
-        return self
-
-
-async def interrupted(
-    client: AsyncClient, verifier: RunningVerifier, prompt: tuple[int, ...] = PROMPT, **asked: Any
-) -> tuple[Shown, asyncio.Task[Shown]]:
+async def interrupted(client: AsyncClient, verifier: RunningVerifier, **asked: Any) -> Reading:
     """A session whose verifier is killed once the client has KILLED_AT tokens."""
-    shown = Shown()
-    reading = asyncio.create_task(shown.read(client, prompt, **asked))
-    await until(lambda: len(shown.tokens) >= KILLED_AT)
+    shown = Reading(client, **asked)
+    await shown.until(KILLED_AT)
     await verifier.stop(0.0)
-    return shown, reading
+    return shown
 
 
 async def test_other_eos_ids_end_no_session_that_was_begun_without_them(
     parts: Parts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, other = await parts.verifier(), await parts.verifier(OTHER_END)
-    running = await parts.orchestrator(first, other, verifier_wait=1.0)
+    first, other = await parts.verifier(SLOW), await parts.verifier(OTHER_END)
+    running = await parts.one_by_one(first, other, verifier_wait=1.0)
     assert f"serves EOS ids [{WORD}], but sessions here are pinned to [0]" in caplog.text
-    shown, reading = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
-    await reading
+    shown = await interrupted(await parts.client(running, patience=0.0), first, max_tokens=LENGTH)
+    await shown.rest()
     assert shown.tokens == plain(TARGET, PROMPT, len(shown.tokens))
     assert shown.reason is None
     assert shown.error is not None
@@ -127,11 +75,11 @@ async def test_other_eos_ids_end_no_session_that_was_begun_without_them(
 
 
 async def test_a_session_goes_on_once_its_own_version_is_back(parts: Parts) -> None:
-    first, other = await parts.verifier(), await parts.verifier(OTHER_END)
-    running = await parts.orchestrator(first, other)
-    shown, reading = await interrupted(await parts.client(running), first, max_tokens=LENGTH)
-    await parts.verifier(listen=first.address)
-    await reading
+    first, other = await parts.verifier(SLOW), await parts.verifier(OTHER_END)
+    running = await parts.one_by_one(first, other)
+    shown = await interrupted(await parts.client(running, patience=0.0), first, max_tokens=LENGTH)
+    await parts.verifier(SLOW, listen=first.address)
+    await shown.rest()
     assert (shown.tokens, shown.reason) == (plain(TARGET, PROMPT, LENGTH), FinishReason.LENGTH)
 
 
@@ -140,10 +88,10 @@ async def test_a_text_that_a_smaller_context_cannot_hold_is_not_taken_there(
     parts: Parts, asked: dict[str, Any]
 ) -> None:
     """Neither does it end early, nor is it refused half-way."""
-    large, small = await parts.verifier(context=LARGE), await parts.verifier(context=SMALL)
-    running = await parts.orchestrator(large, small, verifier_wait=1.0)
-    shown, reading = await interrupted(await parts.client(running), large, **asked)
-    await reading
+    large, small = await parts.verifier(SLOW, context=LARGE), await parts.verifier(SLOW, context=SMALL)
+    running = await parts.one_by_one(large, small, verifier_wait=1.0)
+    shown = await interrupted(await parts.client(running, patience=0.0), large, **asked)
+    await shown.rest()
     assert shown.tokens == plain(TARGET, PROMPT, len(shown.tokens))
     assert shown.reason is None
     assert shown.error is not None
@@ -154,43 +102,43 @@ async def test_a_text_that_a_smaller_context_cannot_hold_is_not_taken_there(
 
 
 async def test_a_text_that_fits_goes_on_at_a_smaller_context(parts: Parts) -> None:
-    large, small = await parts.verifier(context=LARGE), await parts.verifier(context=SMALL)
-    running = await parts.orchestrator(large, small)
+    large, small = await parts.verifier(SLOW, context=LARGE), await parts.verifier(SLOW, context=SMALL)
+    running = await parts.one_by_one(large, small)
     asked: dict[str, Any] = {
         "max_tokens": LENGTH,
         "prediction": tuple(range(3, 60)) * 10,
     }  # longer than the smaller context
-    shown, reading = await interrupted(await parts.client(running), large, **asked)
-    await reading
+    shown = await interrupted(await parts.client(running, patience=0.0), large, **asked)
+    await shown.rest()
     assert (shown.tokens, shown.reason) == (plain(TARGET, PROMPT, LENGTH), FinishReason.LENGTH)
 
 
 async def test_what_is_begun_later_has_the_room_that_there_is(parts: Parts) -> None:
     """A context that is gone is not promised; one that may come back is waited for by whoever asks for so much."""
-    large, small = await parts.verifier(TARGET, LARGE), await parts.verifier(TARGET, SMALL)
-    running = await parts.orchestrator(large, small, verifier_wait=1.0)
-    client = await parts.client(running)
+    large, small = await parts.verifier(TARGET, context=LARGE), await parts.verifier(TARGET, context=SMALL)
+    running = await parts.one_by_one(large, small, verifier_wait=1.0)
+    client = await parts.client(running, patience=0.0)
     assert (await client.server_info()).target.context == LARGE
-    whole = await Shown().read(client, PROMPT)
+    whole = await Reading(client).rest()
     assert (len(whole.tokens), whole.reason) == (LARGE - len(PROMPT), FinishReason.LENGTH)
     await large.stop(0.0)
     await until(lambda: sum(each.up for each in running.orchestrator.pool.verifiers) == 1)
-    rest = await Shown().read(client, PROMPT)
+    rest = await Reading(client).rest()
     assert (len(rest.tokens), rest.reason) == (SMALL - len(PROMPT), FinishReason.LENGTH)
-    long = await Shown().read(client, PROMPT, max_tokens=SMALL)
+    long = await Reading(client, max_tokens=SMALL).rest()
     assert long.error is not None
     assert long.error.code is grpc.StatusCode.UNAVAILABLE
     assert "no verifier of model 'scripted:7' holds a text of" in str(long.error)
-    too_long = await Shown().read(client, PROMPT, max_tokens=LARGE)
+    too_long = await Reading(client, max_tokens=LARGE).rest()
     assert too_long.error is not None
     assert too_long.error.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_an_orchestrator_of_another_version_shows_what_was_and_drives_nothing(parts: Parts) -> None:
     with RedisServer() as redis:
-        here = await parts.orchestrator(await parts.verifier(), redis_url=redis.url)
-        there = await parts.orchestrator(await parts.verifier(OTHER_END), redis_url=redis.url)
-        client, elsewhere = await parts.client(here), await parts.client(there)
+        here = await parts.one_by_one(await parts.verifier(SLOW), redis_url=redis.url)
+        there = await parts.one_by_one(await parts.verifier(OTHER_END), redis_url=redis.url)
+        client, elsewhere = await parts.client(here, patience=0.0), await parts.client(there, patience=0.0)
         done = await client.complete(PROMPT, max_tokens=20, temperature=0.0)
         shown = [each async for each in elsewhere.watch(done.session_id)]
         assert [token for each in shown if isinstance(each, Chunk) for token in each.tokens] == list(done.tokens)
@@ -210,27 +158,27 @@ async def test_named_verifiers_that_all_change_are_a_new_version(
 ) -> None:
     """One after the other, at their addresses: the first is refused until the other one has changed, too."""
     one, other = await parts.verifier(TARGET), await parts.verifier(TARGET)
-    running = await parts.orchestrator(one, other)
-    client, pool = await parts.client(running), running.orchestrator.pool
+    running = await parts.one_by_one(one, other)
+    client, pool = await parts.client(running, patience=0.0), running.orchestrator.pool
     ended = plain(TARGET, PROMPT, 12)
     await one.stop(0.0)
     await parts.verifier(f"{TARGET}:end={WORD}", listen=one.address)
     await until(lambda: pool.verifiers[0].refusal is not None)
-    assert len((await Shown().read(client, PROMPT, max_tokens=LENGTH)).tokens) == LENGTH
+    assert len((await Reading(client, max_tokens=LENGTH).rest()).tokens) == LENGTH
     await other.stop(0.0)
     await parts.verifier(f"{TARGET}:end={WORD}", listen=other.address)
     await until(lambda: all(each.up for each in pool.verifiers))
     assert f"another version of scripted:7: EOS ids [{WORD}] rather than [0]" in caplog.text
-    shown = await Shown().read(client, PROMPT, max_tokens=LENGTH)
+    shown = await Reading(client, max_tokens=LENGTH).rest()
     assert (shown.tokens, shown.reason) == (ended, FinishReason.EOS)
 
 
 async def test_who_repeats_a_call_joins_what_would_not_fit_now(parts: Parts) -> None:
     with RedisServer() as redis:
-        large, small = await parts.verifier(context=LARGE), await parts.verifier(context=SMALL)
-        here = await parts.orchestrator(large, redis_url=redis.url)
-        there = await parts.orchestrator(small, redis_url=redis.url)
-        client, elsewhere = await parts.client(here), await parts.client(there)
+        large, small = await parts.verifier(SLOW, context=LARGE), await parts.verifier(SLOW, context=SMALL)
+        here = await parts.one_by_one(large, redis_url=redis.url)
+        there = await parts.one_by_one(small, redis_url=redis.url)
+        client, elsewhere = await parts.client(here, patience=0.0), await parts.client(there, patience=0.0)
         asked: dict[str, Any] = {"max_tokens": 400, "request_id": "mine", "temperature": 0.0}
         async with aclosing(client.generate(PROMPT, **asked)) as events:
             started = await anext(events)
@@ -239,14 +187,14 @@ async def test_who_repeats_a_call_joins_what_would_not_fit_now(parts: Parts) -> 
                 joined = await anext(repeated)
                 assert isinstance(joined, Started)
                 assert joined.session_id == started.session_id
-        never = await Shown().read(elsewhere, PROMPT, max_tokens=400, request_id="another")
+        never = await Reading(elsewhere, max_tokens=400, request_id="another").rest()
         assert never.error is not None
         assert never.error.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_all_choices_of_a_request_are_of_one_version(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes between the first and the last of them."""
-    running = await parts.orchestrator(await parts.verifier(), await parts.verifier(f"{SLOW}:agree=0.999999"))
+    running = await parts.one_by_one(await parts.verifier(SLOW), await parts.verifier(f"{SLOW}:agree=0.999999"))
     pool = running.orchestrator.pool
     refused = pool.verifiers[1]
     assert refused.info is not None

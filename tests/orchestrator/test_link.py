@@ -1,26 +1,37 @@
-"""A link outlives what its listener does, and asks for a tokenizer once."""
+"""Links: they outlive what their listeners do, ask for a tokenizer once, speak TLS, and reach older peers."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+import orchestrator.server
 import verify_service.server
+from bench.harness.certificates import Authority
+from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Tokenizers
 from orchestrator.peers.peer import DrafterLink, VerifierPeer, verifier_link
+from orchestrator.pool import StartError
+from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.rpc.link import GAUGED, Link, _FirstStatus
 from specwire.rpc.server_options import ModelServiceOptions
+from specwire.rpc.tls import ClientTls, ServerTls
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
+from tests.documents import ROOT, blocks_of
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, TURNS, Services, drafted, plain, stack
 from tests.ports import free_address
-from tests.wait import until
+from tests.rpc.older_wire import older_wire
+from tests.wait import asked, limits, until
 
 DoneCallback = Callable[[Any], None]
 
@@ -57,12 +68,8 @@ async def test_a_known_tokenizer_is_not_sent_again_and_a_link_that_is_back_is_to
             return describe(channel, request)
 
         monkeypatch.setattr(peer.link, "_describe", ask)
-        await running.verifier.stop(0.0)
-        again = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=running.verifier.address))
-        try:
-            await until(lambda: peer.info is not first)
-        finally:
-            await again.stop(0.0)
+        await running.verify_again()
+        await until(lambda: peer.info is not first)
     assert set(asked) == {first.tokenizer_hash}
     told = [record.getMessage() for record in caplog.records if record.name == "specwire.rpc.link"]
     assert f"link to {running.verifier.address} is there again" in told[1:]
@@ -262,3 +269,124 @@ async def test_a_verifier_is_described_by_the_process_that_its_link_reaches() ->
         await asyncio.wait({running})
         for each in later:
             await each.stop()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# An orchestrator among peers that speak TLS, and one that does not fit in.
+
+OURS, OTHERS = Authority(), Authority("another authority")
+LIMIT_S = 120.0
+FILES = ("ca.pem", "server.pem", "server.key", "edge.pem", "edge.key")
+
+
+@asynccontextmanager
+async def peers() -> AsyncIterator[tuple[str, str]]:
+    """The addresses of a verifier and a drafter that want certificates and show theirs."""
+    tls = OURS.server(client_ca=OURS)
+    async with AsyncExitStack() as parts:
+        services = Services(parts)
+        verifier, drafter = await services.verifier(patient=True, tls=tls), await services.drafter(tls=tls)
+        yield verifier.address, drafter.address
+
+
+def options(verifier: str, drafter: str, tls: ClientTls | None, start_timeout: float = LIMIT_S) -> OrchestratorOptions:
+    return OrchestratorOptions(
+        (verifier,), (drafter,), tls=OURS.server(), peer_tls=tls, start_timeout=start_timeout, plan=TURNS
+    )
+
+
+async def test_every_hop_is_encrypted() -> None:
+    async with peers() as addresses:
+        running = await orchestrator.server.start(options(*addresses, OURS.client(OURS.sign())))
+        try:
+            async with AsyncClient(running.address, tls=OURS.client()) as client:
+                done = await drafted(
+                    lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S), least=11
+                )
+        finally:
+            await running.stop(0.0)
+    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
+
+
+async def test_certificates_made_as_the_page_says_serve_both_ends(tmp_path: Path) -> None:
+    """docs/DEPLOY.md's commands: a server on this machine, and a client that has to show a certificate."""
+    (recipe,) = (block for block in blocks_of(ROOT / "docs" / "DEPLOY.md") if block.text.startswith("openssl"))
+    await asyncio.to_thread(subprocess.run, ["sh", "-ec", recipe.text], cwd=tmp_path, capture_output=True, check=True)
+    ca, *pairs = ((tmp_path / name).read_bytes() for name in FILES)
+    served, shown = ServerTls(pairs[0], pairs[1], client_ca=ca), ClientTls(ca, pairs[2], pairs[3])
+    verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, tls=served), patient=True)
+    try:
+        running = await orchestrator.server.start(
+            OrchestratorOptions((verifier.address,), (), peer_tls=shown, tls=served)
+        )
+        try:
+            async with AsyncClient(running.address, tls=shown) as client:
+                assert (await client.complete(PROMPT, max_tokens=4, timeout=LIMIT_S)).tokens
+        finally:
+            await running.stop(0.0)
+    finally:
+        await verifier.stop(0.0)
+
+
+async def test_a_peer_that_is_not_trusted_ends_the_start_at_once() -> None:
+    async with peers() as (verifier, drafter):
+        with pytest.raises(StartError, match="is not trusted: unable to get local issuer certificate"):
+            await orchestrator.server.start(options(verifier, drafter, OTHERS.client()))
+
+
+@pytest.mark.parametrize(
+    ("tls", "hint"),
+    [(None, "it may want TLS"), (OURS.client(OTHERS.sign()), "it may want a client's certificate that it trusts")],
+    ids=["plaintext", "wrong certificate"],
+)
+async def test_a_peer_that_hangs_up_is_named(tls: ClientTls | None, hint: str) -> None:
+    waits = limits(0.5)
+
+    async def why(verifier: str, drafter: str) -> tuple[str, float]:
+        limit = next(waits)
+        with pytest.raises(StartError) as caught:
+            await orchestrator.server.start(options(verifier, drafter, tls, start_timeout=limit))
+        return str(caught.value), limit
+
+    async with peers() as (verifier, drafter):
+        told, limit = await asked(lambda: why(verifier, drafter), lambda answer: "does not answer" not in answer[0])
+    each = (f"{address} closed the connection at once: {hint}" for address in (verifier, drafter))
+    assert told == f"not ready within {limit:g} s: {'; '.join(each)}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Peers of an older release beside those of today: the text is the target's, and drafting still takes part in it.
+
+VERIFIER, DRAFTER, CLIENT = "a verifier", "a drafter", "a client"
+
+
+@pytest.mark.parametrize("older", [(VERIFIER,), (DRAFTER,), (CLIENT,), (VERIFIER, DRAFTER, CLIENT)], ids=" and ".join)
+async def test_one_side_is_older(older: tuple[str, ...]) -> None:
+    """An edge (orchestrator, drafter, client) is older than its verifier in the last case, as it speaks."""
+    wires = {}
+    async with AsyncExitStack() as parts:
+
+        async def reached(who: str, address: str) -> str:
+            if who not in older:
+                return address
+            its, wire = await parts.enter_async_context(older_wire(address))
+            wires[who] = wire
+            return its
+
+        services = Services(parts)
+        verifier, drafter = await services.verifier(patient=True, slots=4), await services.drafter()
+        peers = [await reached(VERIFIER, verifier.address)], [await reached(DRAFTER, drafter.address)]
+        running = await services.orchestrator(*peers, plan=TURNS)
+        client = AsyncClient(await reached(CLIENT, running.address))
+        await parts.enter_async_context(client)
+
+        async def text() -> Completion:
+            return await client.complete(list(PROMPT), max_tokens=48)
+
+        assert list((await drafted(text)).tokens) == plain(TARGET, PROMPT, 48)
+        if CLIENT in older:
+            with pytest.raises(SpecwireError, match="UNIMPLEMENTED"):
+                await client.score_text(list(PROMPT), [[[1, 2]]])
+    assert all(wire.passed > 0 for wire in wires.values())
+    # A drafter that is asked for chains is told nothing new.
+    assert all(wire.dropped > 0 for who, wire in wires.items() if who != DRAFTER)

@@ -16,10 +16,6 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-import draft_service.server
-import orchestrator.server
-import verify_service.server
-from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import KEPT_S, Models, Tokenizers, identity_of
 from orchestrator.server import RunningOrchestrator
 from orchestrator.store import SessionRecord
@@ -28,9 +24,8 @@ from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.text import Stopping
 from specwire.rpc.errors import StatusError
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2
-from tests.orchestrator.stack import PROMPT, TURNS, drafted, plain
+from tests.orchestrator.stack import PROMPT, TURNS, Services, drafted, plain
 from tests.wait import until
 
 SEVEN, EIGHT = "scripted:7:vocab=64", "scripted:8:vocab=32"
@@ -43,21 +38,14 @@ SLOW = ":delay_ms=8"
 @asynccontextmanager
 async def two_models(**more: Any) -> AsyncIterator[tuple[RunningOrchestrator, AsyncClient]]:
     async with AsyncExitStack() as parts:
-        verifiers = [
-            await verify_service.server.start(ModelServiceOptions(f"{each}{SLOW}"), patient=True) for each in MODELS
-        ]
-        drafters = [
-            await draft_service.server.start(ModelServiceOptions(f"{model}:agree=0.8")) for model in (EIGHT, SEVEN)
-        ]
-        for verifier, drafter in zip(verifiers, drafters, strict=True):
-            parts.push_async_callback(verifier.stop, 0.0)
-            parts.push_async_callback(drafter.stop, 0.0)
-        named = tuple(each.address for each in verifiers), tuple(each.address for each in drafters)
-        running = await orchestrator.server.start(OrchestratorOptions(*named, **more))
-        parts.push_async_callback(running.stop, 0.0)
-        async with AsyncClient(running.address) as client:
-            await until(lambda: serves_both(client))
-            yield running, client
+        services = Services(parts)
+        verifiers = [await services.verifier(f"{each}{SLOW}", patient=True) for each in MODELS]
+        drafters = [await services.drafter(f"{model}:agree=0.8") for model in (EIGHT, SEVEN)]
+        named = [each.address for each in verifiers], [each.address for each in drafters]
+        running = await services.orchestrator(*named, **more)
+        client = await services.client(running)
+        await until(lambda: serves_both(client))
+        yield running, client
 
 
 async def serves_both(client: AsyncClient) -> bool:

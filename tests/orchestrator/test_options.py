@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-import verify_service.server
-from specwire.client import AsyncClient, Completion, SpecwireError, TokenLogprobs
+from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import Prompt, RequestOptions, generate_request
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack
 
-# Loops, so that penalties have something to do.
-LOOPING = "scripted:7:vocab=64:memory=1"
 LENGTH = 32
-
-# Alone and at random: tests/orchestrator/test_every_option.py.
-WISHES: dict[str, RequestOptions] = {
-    "plain": RequestOptions(),
-    "penalised": RequestOptions(repetition_penalty=1.4, presence_penalty=0.8, frequency_penalty=0.6),
-    "biased": RequestOptions(logit_bias={3: 9.0, 9: -100.0}, logprobs=2, logprobs_of="processed"),
-    "drawn": RequestOptions(temperature=0.8, min_p=0.05, top_k=12, seed=5, frequency_penalty=1.1, logprobs=3),
-    "chosen": RequestOptions(temperature=1.2, seed=5, choice=2, repetition_penalty=1.2, logprobs=0),
-}
-
-Told = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
-
-
-async def told(client: AsyncClient, **changes: bool) -> dict[str, Told]:
-    common = RequestOptions(max_tokens=LENGTH, ignore_eos=True)
-    common.update(changes)  # type: ignore[typeddict-item]  # who may propose, by name
-    wishes: list[RequestOptions] = [{**common, **wish} for wish in WISHES.values()]
-    done = await asyncio.gather(*(client.complete(PROMPT, **wish) for wish in wishes))
-    return {name: (each.tokens, each.logprobs) for name, each in zip(WISHES, done, strict=True)}
 
 
 async def test_reports_and_echo_are_replayed_as_they_were_shown() -> None:
@@ -61,21 +37,6 @@ async def gathered(client: AsyncClient, session_id: str, position: int = 0) -> C
     async for event in client.watch(session_id, position):
         gathered.add(event)
     return gathered.completion()
-
-
-async def test_a_lost_verifier_changes_neither_text_nor_reports() -> None:
-    """Its successor has the texts from the log only."""
-    model = f"{LOOPING}:delay_ms=15"
-    async with stack(model) as running:
-        undisturbed = await told(running.client)
-        disturbed = asyncio.create_task(told(running.client))
-        await asyncio.sleep(0.2)
-        await running.verifier.stop(0.0)
-        again = await verify_service.server.start(ModelServiceOptions(model, listen=running.verifier.address))
-        try:
-            assert await disturbed == undisturbed
-        finally:
-            await again.stop(0.0)
 
 
 async def test_several_completions_share_a_stream_and_differ_by_choice() -> None:

@@ -1,21 +1,144 @@
-"""A reader that comes back goes on exactly where its text ended."""
+"""A session's output: made again from its log, and for a reader that comes back, it is the text that was shown."""
 
 from __future__ import annotations
 
 import asyncio
 
-from orchestrator.session.output import MOST_REPORTED, Cursor, Output, Replay
-from specwire.core.messages import Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.session.output import MOST_REPORTED, PORTION, Cursor, OtherText, Output, Replay
+from specwire.core.messages import Append, Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
 from specwire.text import OutputText
+from specwire.text.output import Release
 from tests.text.tokenizers_for_tests import byte_level
 
-D = Outcome.DIRECT
+PROMPT_LENGTH = 2
+STOPS = ("ab", "  ", "é – 日", "zz")
+TOKENS = st.lists(st.sampled_from([*byte_level().encode("ab zaé – 日本 🙂🙃b  c").ids, 5, 200, 250]), max_size=30)
+OUTCOMES = tuple(Outcome)
+
+
+def outcomes_of(tokens: list[int]) -> list[Outcome]:
+    return [OUTCOMES[token % len(OUTCOMES)] for token in tokens]
+
+
+def scanner() -> OutputText:
+    return OutputText(byte_level(), STOPS)
+
+
+def emit(start: int, tokens: list[int], release: Release) -> Emit:
+    shown = release.text, release.text_ends, release.released
+    return Emit(PROMPT_LENGTH + start, tuple(tokens), tuple(outcomes_of(tokens)), *shown)
+
+
+def logged(tokens: list[int]) -> Append:
+    """What the log holds behind the prompt."""
+    return Append(PROMPT_LENGTH, tuple(tokens), tuple(outcomes_of(tokens)))
+
+
+class Shown:
+    """An output as a driver fills it, append by append, up to a stop string; `ends`: text by tokens, at each append."""
+
+    def __init__(self, tokens: list[int], cuts: list[int]) -> None:
+        self.output, self.scanner = Output(PROMPT_LENGTH), scanner()
+        self.ends = {0: ""}
+        reader, text = Cursor(), ""
+        for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+            release = self.scanner.push(tokens[start:end])
+            kept = tokens[start : start + release.kept]
+            if kept:
+                self.output.add(emit(start, kept, release))
+                text += self.output.since(reader).text
+                self.ends[len(self.output.tokens)] = text
+
+    def finish(self) -> None:
+        withheld = self.scanner.finish()
+        self.output.finish(EmitEnd(End(FinishReason.LENGTH, "", self.scanner.length), withheld))
+
+
+@st.composite
+def shown(draw: st.DrawFn) -> Shown:
+    tokens = draw(TOKENS)
+    return Shown(tokens, sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=6))))
+
+
+@given(shown())
+def test_a_reader_goes_on_where_its_text_ended(original: Shown) -> None:
+    original.finish()
+    log = original.output
+    restored = Output(PROMPT_LENGTH)
+    replay = Replay(restored, scanner())
+    asyncio.run(replay.extend(log))
+    restored.finish(replay.end(FinishReason.LENGTH, original.scanner.length))
+    assert (restored.text, restored.text_ends) == (log.text, log.text_ends)
+    assert (restored.tokens, restored.outcomes) == (log.tokens, log.outcomes)
+    for position in range(PROMPT_LENGTH, PROMPT_LENGTH + len(log.tokens) + 1):
+        assert log.cursor_at(position) == restored.cursor_at(position)
+    for output in (log, restored):
+        for tokens, text in original.ends.items():
+            cursor = output.cursor_at(PROMPT_LENGTH + tokens)
+            rest = output.since(cursor).text if tokens < len(log.tokens) else ""
+            assert text + rest + output.since(cursor).text == log.text
+
+
+@given(shown(), st.data())
+def test_what_another_owner_appends_comes_behind_what_was_shown(original: Shown, data: st.DataObject) -> None:
+    known = data.draw(st.sampled_from(sorted(original.ends)))
+    whole = original.output
+    output = Output(PROMPT_LENGTH)
+    first = scanner()
+    release = first.push(whole.tokens[:known])
+    if known:
+        output.add(emit(0, whole.tokens[:known], release))
+    replay = Replay(output, scanner())
+    for end in range(known, len(whole.tokens) + 1):
+        asyncio.run(replay.extend(logged(whole.tokens[:end])))
+    assert (output.text, output.tokens, output.outcomes) == (whole.text, whole.tokens, whole.outcomes)
+
+
+@pytest.mark.parametrize("log", [[7, 8], [7, 9, 5], []])
+async def test_a_log_that_contradicts_what_was_shown_is_refused(log: list[int]) -> None:
+    output = Output(PROMPT_LENGTH)
+    await Replay(output, scanner()).extend(logged([7, 8, 5]))
+    with pytest.raises(OtherText, match="behind 2"):
+        await Replay(output, scanner()).extend(logged(log))
+
+
+async def test_a_log_that_shrinks_is_refused() -> None:
+    replay = Replay(Output(PROMPT_LENGTH), scanner())
+    await replay.extend(logged([7, 8, 5]))
+    await replay.extend(logged([7, 8, 5]))
+    with pytest.raises(OtherText, match="behind 5"):
+        await replay.extend(logged([7, 8]))
+
+
+async def test_a_long_log_does_not_hold_up_others() -> None:
+    tokens, turns = [7] * (3 * PORTION), 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await Replay(Output(PROMPT_LENGTH), scanner()).extend(logged(tokens))
+    counting.cancel()
+    assert turns >= 3
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A reader that comes back goes on exactly where its text ended.
+
+DIRECT = Outcome.DIRECT
 
 
 def test_text_that_was_withheld_is_not_lost_to_a_reader_that_comes_back() -> None:
     output = Output(2)
-    output.add(Emit(2, (5, 6), (D, D), "a", (1, 2), (1, 1)))  # "b" may begin a stop string
-    output.add(Emit(4, (7,), (D,), "bc", (3,), (3,)))
+    output.add(Emit(2, (5, 6), (DIRECT, DIRECT), "a", (1, 2), (1, 1)))  # "b" may begin a stop string
+    output.add(Emit(4, (7,), (DIRECT,), "bc", (3,), (3,)))
     back = output.cursor_at(4)
     assert (back.tokens, back.characters) == (2, 1)
     assert output.since(back).text == "bc"
@@ -23,7 +146,7 @@ def test_text_that_was_withheld_is_not_lost_to_a_reader_that_comes_back() -> Non
 
 def test_a_position_within_a_piece_is_where_its_tokens_text_ends() -> None:
     output = Output(2)
-    output.add(Emit(2, (5, 6), (D, D), "ab", (1, 2), (1, 2)))
+    output.add(Emit(2, (5, 6), (DIRECT, DIRECT), "ab", (1, 2), (1, 2)))
     assert [output.cursor_at(at).characters for at in (2, 3, 4)] == [0, 1, 2]
 
 
@@ -35,7 +158,7 @@ def test_a_piece_that_ends_within_an_append_has_the_text_that_others_would_relea
     release = OutputText(byte_level(), ("bb",)).push(letters)
     driven, elsewhere = Output(2), Output(2)
     shown = release.text, release.text_ends, release.released
-    driven.add(Emit(2, tuple(letters), (D,) * len(letters), *shown, told))
+    driven.add(Emit(2, tuple(letters), (DIRECT,) * len(letters), *shown, told))
     replay = Replay(elsewhere, OutputText(byte_level(), ("bb",)))
     asyncio.run(replay.extend(driven))
     first = driven.since(Cursor())
@@ -48,7 +171,7 @@ async def test_reports_come_in_pieces_that_a_message_can_hold() -> None:
     output, count = Output(1), 2 * MOST_REPORTED + 5
     tokens, ends = tuple(range(count)), tuple(range(1, count + 1))
     told = tuple(TokenLogprobs(-float(token)) for token in tokens)
-    output.add(Emit(1, tokens, (D,) * count, "x" * count, ends, ends, told))
+    output.add(Emit(1, tokens, (DIRECT,) * count, "x" * count, ends, ends, told))
     output.finish(EmitEnd(End(FinishReason.LENGTH, "", count), ""))
     pieces = [piece async for piece in output.follow(Cursor())]
     assert [len(piece.tokens) for piece in pieces] == [MOST_REPORTED, MOST_REPORTED, 5]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -15,7 +14,6 @@ import verify_service.service
 from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
 from specwire.client.requests import Text
 from specwire.core.messages import FinishReason
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import verify_pb2
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
@@ -91,10 +89,7 @@ async def test_they_are_sent_to_a_verifier_that_takes_them_only(how: str, monkey
 async def test_what_is_wrong_is_refused_by_name() -> None:
     async with stack() as running:
         wrong: list[tuple[Any, str]] = [
-            (["5"] * 65, "references: at most 64 are allowed, not 65"),
             (["5", ""], r"references\[1\]: must not be empty"),
-            ([[5], [64]], "references: token id 64 is outside 0..63"),
-            ([[5] * LONG, [5]], "references: at most 1048576 tokens together are allowed"),
             ("5 6", "references: must be a list of texts"),
             ([5, 6], "references: must be a list of texts"),
         ]
@@ -130,11 +125,8 @@ async def test_a_verifier_that_starts_anew_is_sent_them_again() -> None:
                 let_go(2)
                 await running.verifier.stop(0.0)
                 before = driver.view.stats.shown.accepted
-            again = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=running.verifier.address))
-            try:
-                tokens, last = await rest(events)
-            finally:
-                await again.stop(0.0)
+            await running.verify_again()
+            tokens, last = await rest(events)
             assert tokens == expected
             assert driver.view.stats.verifier_losses == 1
             assert last.stats.accepted == last.stats.accepted_prediction + last.stats.accepted_ngram
@@ -161,7 +153,7 @@ async def test_an_orchestrator_that_takes_the_session_over_writes_the_same_text(
 ) -> None:
     """The log has no references: a verifier that still holds the session goes on with them, another one without."""
     expected = plain(TARGET, PROMPT, LENGTH)
-    async with AsyncExitStack() as owned, pair(redis) as both:
+    async with pair(redis) as both:
         with held(10):
             events = both.first.generate(PROMPT, references=[text_of(expected)], request_id="mine", **WISH)
             started = await anext(events)
@@ -169,11 +161,7 @@ async def test_an_orchestrator_that_takes_the_session_over_writes_the_same_text(
             await anext(events)
             await both.stack.orchestrator.stop(0.0)
         if verifier_too:
-            await both.stack.verifier.stop(0.0)
-            again = await verify_service.server.start(
-                ModelServiceOptions(SLOW_TARGET, listen=both.stack.verifier.address)
-            )
-            owned.push_async_callback(again.stop, 0.0)
+            await both.stack.verify_again()
         await until(lambda: any(each.up for each in both.other.orchestrator.pool.verifiers))
         seen = await watched(both.other.address, session_id=started.session_id, take_over=True)
     assert seen == expected

@@ -5,30 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
 
 import grpc
 import pytest
 
 import draft_service.server
-import orchestrator.server
-import verify_service.server
-from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.discovery import RegistryFeed
 from orchestrator.peers.peer import VerifierPeer
 from orchestrator.server import RunningOrchestrator
-from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError
 from specwire.client.requests import RequestOptions
 from specwire.core.messages import FinishReason
 from specwire.core.placement import Reason
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Load
-from specwire.registry.options import RegistryOptions
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, TURNS, drafted, plain
-from tests.ports import free_address
+from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, TURNS, Services, drafted, plain
 from tests.wait import asked, until
 from verify_service.server import RunningVerifier
 
@@ -38,7 +31,6 @@ MORE = (4, 5, 6)
 OTHER_WEIGHTS = f"{SLOW_TARGET}:agree=0.999999"
 # Another version, by its weights or by what ends its texts.
 VERSIONS = (OTHER_WEIGHTS, f"{SLOW_TARGET}:end=9")
-SALT = Access(cache_salt=b"0123456789abcdef")
 LIMIT_S = 120.0
 
 
@@ -48,47 +40,12 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-class Place:
-    """Owns what is started; it is gone at the test's end."""
-
-    def __init__(self, redis: RedisServer, parts: AsyncExitStack) -> None:
-        self.redis = redis
-        self._parts = parts
-
-    def registry(self, region: str = "") -> RegistryOptions:
-        return RegistryOptions(self.redis.url, region=region)
-
-    async def verifier(
-        self, model: str = SLOW_TARGET, region: str = "", slots: int = 16, listen: str = "", patient: bool = False
-    ) -> RunningVerifier:
-        options = ModelServiceOptions(model, listen=listen or free_address(), slots=slots)
-        running = await verify_service.server.start(options, patient=patient, registration=self.registry(region))
-        self._parts.push_async_callback(running.stop, 0.0)
-        return running
-
-    async def drafter(
-        self, region: str = "", slots: int = 16, model: str = DRAFT
-    ) -> draft_service.server.RunningDrafter:
-        running = await draft_service.server.start(ModelServiceOptions(model, slots=slots), self.registry(region))
-        self._parts.push_async_callback(running.stop, 0.0)
-        return running
-
-    async def orchestrator(self, region: str = "", **more: Any) -> RunningOrchestrator:
-        options = OrchestratorOptions((), registration=self.registry(region), access=SALT, **more)
-        running = await orchestrator.server.start(options)
-        self._parts.push_async_callback(running.stop, 0.0)
-        return running
-
-    async def client(self, running: RunningOrchestrator) -> AsyncClient:
-        return await self._parts.enter_async_context(AsyncClient(running.address))
-
-
 @pytest.fixture
-async def place(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+async def place(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
     monkeypatch.setattr("orchestrator.peers.discovery.LOOK_S", 0.1)
     server.mend()
     async with AsyncExitStack() as parts:
-        yield Place(server, parts)
+        yield Services(parts, server)
 
 
 def peer_of(running: RunningOrchestrator, verifier: RunningVerifier) -> VerifierPeer:
@@ -109,9 +66,9 @@ async def said(client: AsyncClient, prompt: tuple[int, ...], parent: str = "", l
     return await client.complete(prompt, max_tokens=length, ignore_eos=True, parent=parent)
 
 
-async def test_a_turn_finds_its_parent_s_cache_from_another_orchestrator(place: Place) -> None:
+async def test_a_turn_finds_its_parent_s_cache_from_another_orchestrator(place: Services, server: RedisServer) -> None:
     one, other = await place.verifier(), await place.verifier()
-    here, there = [await place.orchestrator(redis_url=place.redis.url) for _ in range(2)]
+    here, there = [await place.orchestrator(redis_url=server.url) for _ in range(2)]
     await until(verifiers_up(here, 2))
     await until(verifiers_up(there, 2))
     await until(lambda: all(len(feed_of(each).orchestrators) == 2 for each in (here, there)))
@@ -127,12 +84,12 @@ async def test_a_turn_finds_its_parent_s_cache_from_another_orchestrator(place: 
     assert there.orchestrator.pool.placed[Reason.HOLDER] == 4
 
 
-async def test_a_session_is_taken_over_where_its_cache_is(place: Place) -> None:
+async def test_a_session_is_taken_over_where_its_cache_is(place: Services, server: RedisServer) -> None:
     verifiers = [await place.verifier() for _ in range(3)]
-    here, there = [await place.orchestrator(redis_url=place.redis.url) for _ in range(2)]
+    here, there = [await place.orchestrator(redis_url=server.url) for _ in range(2)]
     await until(verifiers_up(here, 3))
     await until(verifiers_up(there, 3))
-    client = await place._parts.enter_async_context(AsyncClient([here.address, there.address]))
+    client = await place.owned.enter_async_context(AsyncClient([here.address, there.address]))
     events = client.generate(PROMPT, max_tokens=200, ignore_eos=True)
     tokens: list[int] = []
     session_id = ""
@@ -151,24 +108,24 @@ async def test_a_session_is_taken_over_where_its_cache_is(place: Place) -> None:
     assert homes[0] in {each.address for each in verifiers}
 
 
-async def test_what_is_known_serves_on_while_the_registry_is_away(place: Place) -> None:
+async def test_what_is_known_serves_on_while_the_registry_is_away(place: Services, server: RedisServer) -> None:
     await place.verifier(patient=True)
     await place.drafter()
     running = await place.orchestrator(plan=TURNS)
     client, feed = await place.client(running), feed_of(running)
     await until(lambda: bool(running.orchestrator.pool.drafters))
-    place.redis.stop()
+    server.stop()
     try:
         await until(lambda: "does not answer" in feed.trouble)
         done = await drafted(lambda: said(client, PROMPT, length=60))
         assert list(done.tokens) == plain(TARGET, PROMPT, 60)
     finally:
-        place.redis.start()
+        server.start()
     await until(lambda: not feed.trouble and feed.services.total() == 3)
     assert list((await said(client, PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
 
 
-async def test_an_orchestrator_may_be_there_before_everybody_else(place: Place) -> None:
+async def test_an_orchestrator_may_be_there_before_everybody_else(place: Services) -> None:
     running = await place.orchestrator(start_timeout=0.2)
     assert running.orchestrator.unready == "no verifier is there"
     await place.verifier(TARGET)
@@ -178,7 +135,7 @@ async def test_an_orchestrator_may_be_there_before_everybody_else(place: Place) 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_new_version_takes_over_without_a_failed_request(place: Place, version: str) -> None:
+async def test_a_new_version_takes_over_without_a_failed_request(place: Services, version: str) -> None:
     """A session stays with the one that it was begun with; new ones get the new; the old ones drain."""
     old = await place.verifier()
     running = await place.orchestrator()
@@ -202,24 +159,7 @@ async def test_a_new_version_takes_over_without_a_failed_request(place: Place, v
     assert all(list(turn.tokens) == plain(TARGET, PROMPT, 10) for turn in turns)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_session_does_not_follow_its_verifier_to_another_version(place: Place, version: str) -> None:
-    first = await place.verifier()
-    running = await place.orchestrator()
-    client = await place.client(running)
-    await until(verifiers_up(running, 1))
-    long = asyncio.create_task(said(client, PROMPT, length=300))
-    await until(lambda: bool(peer_of(running, first).subjects))
-    same = await place.verifier()
-    await until(verifiers_up(running, 2))
-    address, (session_id,) = first.address, running.orchestrator.sessions
-    await first.stop(0.0)
-    await place.verifier(version, listen=address)
-    assert list((await long).tokens) == plain(TARGET, PROMPT, 300)
-    assert running.orchestrator.pool.affinity.of(session_id) == same.address
-
-
-async def test_the_same_region_comes_first(place: Place) -> None:
+async def test_the_same_region_comes_first(place: Services) -> None:
     far, near = await place.verifier(region="far"), await place.verifier(region="near", slots=2)
     await place.drafter(region="far")
     drafter = await place.drafter(region="near")
@@ -239,7 +179,7 @@ async def test_the_same_region_comes_first(place: Place) -> None:
         assert list((await session).tokens) == plain(TARGET, (*PROMPT, number), 300)
 
 
-async def test_nobody_is_left_registered_who_has_stopped(place: Place) -> None:
+async def test_nobody_is_left_registered_who_has_stopped(place: Services) -> None:
     verifier, drafter = await place.verifier(TARGET), await place.drafter()
     running = await place.orchestrator()
     feed = feed_of(running)
@@ -249,7 +189,7 @@ async def test_nobody_is_left_registered_who_has_stopped(place: Place) -> None:
     await until(lambda: feed.services.total() == 1)
 
 
-async def test_a_session_without_a_free_drafter_decodes_plainly(place: Place) -> None:
+async def test_a_session_without_a_free_drafter_decodes_plainly(place: Services) -> None:
     """One drafter for two verifiers, with room for one session."""
     for _ in range(2):
         await place.verifier(patient=True)
@@ -269,7 +209,7 @@ async def test_a_session_without_a_free_drafter_decodes_plainly(place: Place) ->
     assert [each.link.address for each in running.orchestrator.pool.drafters] == [drafter.address]
 
 
-async def test_a_drafter_that_dials_in_says_where_it_is(place: Place) -> None:
+async def test_a_drafter_that_dials_in_says_where_it_is(place: Services) -> None:
     await place.verifier()
     await place.drafter(region="far")
     running = await place.orchestrator(region="home", accept_drafters=True)
@@ -284,7 +224,7 @@ async def test_a_drafter_that_dials_in_says_where_it_is(place: Place) -> None:
         await dialling.stop()
 
 
-async def test_who_waits_for_a_slot_moves_to_a_verifier_that_comes(place: Place) -> None:
+async def test_who_waits_for_a_slot_moves_to_a_verifier_that_comes(place: Services) -> None:
     first = await place.verifier(slots=1)
     running = await place.orchestrator()
     client = await place.client(running)
@@ -303,7 +243,7 @@ async def test_who_waits_for_a_slot_moves_to_a_verifier_that_comes(place: Place)
 
 
 async def test_who_can_be_decided_nowhere_else_comes_in_while_a_verifier_says_that_it_stops(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only = await place.verifier()
     said_so, drain = asyncio.Event(), only._servicer.drain
@@ -329,7 +269,7 @@ async def test_who_can_be_decided_nowhere_else_comes_in_while_a_verifier_says_th
     await stopping
 
 
-async def test_a_verifier_serves_who_waits_before_it_stops(place: Place) -> None:
+async def test_a_verifier_serves_who_waits_before_it_stops(place: Services) -> None:
     only = await place.verifier(slots=1)
     running = await place.orchestrator()
     client = await place.client(running)
@@ -341,7 +281,7 @@ async def test_a_verifier_serves_who_waits_before_it_stops(place: Place) -> None
     assert [list(each.tokens) for each in done] == [plain(TARGET, (*PROMPT, number), 60) for number in range(4)]
 
 
-async def test_a_full_cluster_queues_under_deadlines(place: Place) -> None:
+async def test_a_full_cluster_queues_under_deadlines(place: Services) -> None:
     """Whoever has time enough is served by whichever slot comes free; who has not is told so, and disturbs nobody."""
     for _ in range(2):
         await place.verifier(slots=1)
@@ -364,13 +304,13 @@ async def test_a_full_cluster_queues_under_deadlines(place: Place) -> None:
         assert told.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_a_verifier_says_who_waits(place: Place) -> None:
+async def test_a_verifier_says_who_waits(place: Services, server: RedisServer) -> None:
     verifier = await place.verifier(slots=1)
     running = await place.orchestrator()
     client = await place.client(running)
     await until(verifiers_up(running, 1))
     sessions = [asyncio.create_task(said(client, (*PROMPT, number), length=800)) for number in range(2)]
-    directory = Directory.at(place.redis.url)
+    directory = Directory.at(server.url)
     loads: dict[str, Load] = {}
     try:
         async with asyncio.timeout(LIMIT_S):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from typing import Any
 
 import grpc
 import pytest
 
-from orchestrator import server
 from orchestrator.api.requests import digest_of
-from orchestrator.options import OrchestratorOptions
 from orchestrator.session.appender import Appender, Lifetimes
+from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Output
+from orchestrator.sessions import KnownSessions
 from orchestrator.store import Bound, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import Access, new_session_id
@@ -22,6 +23,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason
 from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
+from specwire.rpc.errors import StatusError
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, held, plain, stack
@@ -30,15 +32,6 @@ from tests.wait import until
 from verify_service.engine.messages import QueuePatience
 
 LIMIT_S = 120.0
-
-
-async def test_calls_that_cross_join_one_session() -> None:
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            calls = (running.client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="same") for _ in "abc")
-            done = await asyncio.gather(*calls)
-    assert len({each.session_id for each in done}) == 1
-    assert [list(each.tokens) for each in done] == [plain(SLOW_TARGET, PROMPT, 30)] * 3
 
 
 async def test_what_a_damaged_log_has_an_id_stand_for_is_no_session() -> None:
@@ -133,7 +126,7 @@ async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> 
 async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator() -> None:
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            other = await running.another()
             async with AsyncClient(other.address, patience=0.0) as client:
                 first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
                 await until(lambda: running.orchestrator.orchestrator.sessions)
@@ -141,7 +134,6 @@ async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator() 
                     await client.complete(PROMPT, max_tokens=61, request_id="both")
                 same = await client.complete(PROMPT, max_tokens=60, request_id="both")
                 done = await first
-            await other.stop(0.0)
     assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
     assert (same.session_id, same.tokens) == (done.session_id, done.tokens)
 
@@ -273,7 +265,7 @@ async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just
     """That one is gone before it could say Started; another one does not wait until it has been silent for long."""
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            other = await running.another()
             dying = running.orchestrator.orchestrator
             create, created = dying.store.create, asyncio.Event()
 
@@ -292,7 +284,6 @@ async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just
                     await running.orchestrator._server.stop(0.0)
                     done = await call
             assert other.orchestrator.tally.claims == 1
-            await other.stop(0.0)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
 
 
@@ -310,12 +301,11 @@ async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_fo
 
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await server.start(OrchestratorOptions((running.verifier.address,), (), redis.url))
+            other = await running.another()
             both = running.orchestrator, other
             async with asyncio.timeout(LIMIT_S):
                 texts = await asyncio.gather(*(told(each.address) for each in (*both, *both)))
             claims = sum(each.orchestrator.tally.claims for each in both)
-            await other.stop(0.0)
     assert texts == [plain(SLOW_TARGET, PROMPT, 150)] * 4
     assert claims <= 4
 
@@ -367,3 +357,29 @@ class DeafStore(SqliteStore):
     def _hear(self, call: str) -> None:
         if call == self.deaf_to:
             raise StoreUnavailable("the session log does not answer")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sessions that are about to begin.
+
+
+async def test_a_failure_to_begin_that_nobody_waits_for_is_no_unhandled_error() -> None:
+    known, answer = KnownSessions(patience=10.0), asyncio.Event()
+    unhandled: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+
+    async def fail() -> SessionDriver:
+        await answer.wait()
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, "the log does not answer")
+
+    caller = asyncio.create_task(known.open("session", fail()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait({caller})
+    assert known.knows("session")
+    answer.set()
+    await asyncio.wait(known._opening.values())
+    assert not known.knows("session")
+    del caller
+    gc.collect()
+    assert unhandled == []

@@ -12,9 +12,6 @@ import grpc.aio
 import pytest
 
 import specwire.lm.guesses
-import verify_service.server
-from orchestrator import server
-from orchestrator.options import OrchestratorOptions
 from orchestrator.store import SessionRecord
 from orchestrator.store.encoding import decode_record, encode_record
 from orchestrator.tenants import Access
@@ -26,7 +23,6 @@ from specwire.core.law.noise import epoch_of
 from specwire.core.law.sampling import GUESSING_RULES, Acceptance, Sampling, with_rule
 from specwire.core.messages import Pace
 from specwire.core.text import Stopping
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, Stack, stack
@@ -67,37 +63,28 @@ async def test_where_drafters_are_let_in_no_rule_trusts_them_unless_it_is_named(
 async def test_a_session_of_a_rule_that_is_not_allowed_here_goes_on_without_drafters() -> None:
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, DRAFT, redis_url=redis.url, plan="stream:1,4,1") as running:
-            options = OrchestratorOptions(
-                (running.verifier.address,),
-                (running.drafters[0].address,),
-                redis_url=redis.url,
-                plan="stream:1,4,1",
-                access=Access(rules=GUESSING_RULES),
+            access = Access(rules=GUESSING_RULES)
+            strict = await running.another(running.drafters[0].address, plan="stream:1,4,1", access=access)
+            wish = RequestOptions(
+                max_tokens=200, temperature=1.0, rule="rejection", ignore_eos=True, request_id="moves"
             )
-            strict = await server.start(options)
-            try:
-                wish = RequestOptions(
-                    max_tokens=200, temperature=1.0, rule="rejection", ignore_eos=True, request_id="moves"
+            async with aclosing(running.client.generate(PROMPT, **wish)) as events:
+                started = await anext(events)
+                assert isinstance(started, Started)
+                while not isinstance(await anext(events), Chunk):
+                    pass
+            driver = await strict.orchestrator.join(started.session_id, take_over=True)
+            async with AsyncClient(strict.address) as client:
+                told = [event async for event in client.watch(started.session_id)]
+                assert isinstance(told[-1], Finished)
+                assert sum(len(event.tokens) for event in told if isinstance(event, Chunk)) == 200
+                assert (strict.orchestrator.tally.claims, driver.drafters.missing, len(driver.drafters)) == (
+                    1,
+                    0,
+                    0,
                 )
-                async with aclosing(running.client.generate(PROMPT, **wish)) as events:
-                    started = await anext(events)
-                    assert isinstance(started, Started)
-                    while not isinstance(await anext(events), Chunk):
-                        pass
-                driver = await strict.orchestrator.join(started.session_id, take_over=True)
-                async with AsyncClient(strict.address) as client:
-                    told = [event async for event in client.watch(started.session_id)]
-                    assert isinstance(told[-1], Finished)
-                    assert sum(len(event.tokens) for event in told if isinstance(event, Chunk)) == 200
-                    assert (strict.orchestrator.tally.claims, driver.drafters.missing, len(driver.drafters)) == (
-                        1,
-                        0,
-                        0,
-                    )
-                    with pytest.raises(SpecwireError, match="rule: rejection is not allowed here"):
-                        await client.complete(PROMPT, max_tokens=4, temperature=1.0, rule="rejection")
-            finally:
-                await strict.stop(0.0)
+                with pytest.raises(SpecwireError, match="rule: rejection is not allowed here"):
+                    await client.complete(PROMPT, max_tokens=4, temperature=1.0, rule="rejection")
 
 
 @pytest.mark.parametrize(("rule", "lossy"), [("", False), ("typical(0.3,0.09)", True)])
@@ -165,21 +152,19 @@ async def test_a_text_goes_on_at_another_verifier_in_another_epoch() -> None:
         return advance(session, position, tokens, pace, epoch)
 
     async def moved(running: Stack) -> Completion:
-        gathered, address = PartialCompletion(), running.verifier.address
+        gathered = PartialCompletion()
         wish = RequestOptions(max_tokens=60, temperature=1.0, rule="rejection", ignore_eos=True)
         epochs.clear()
         async for event in running.client.generate(PROMPT, **wish):
             before = len(gathered.tokens)
             gathered.add(event)
             if isinstance(event, Chunk) and before < 12 <= len(gathered.tokens):
-                await running.verifier.stop(0.0)
-                running.verifier = await verify_service.server.start(ModelServiceOptions(SLOW_TARGET, listen=address))
+                await running.verify_again()
         return gathered.completion()
 
     with patch.object(DraftSession, "advance", watched):
         async with stack(SLOW_TARGET, DRAFT, plan="stream:1,4,1") as running:
             done = await asked(lambda: moved(running), lambda _: len(set(epochs)) >= 2)
-            await running.verifier.stop(0.0)
     assert len(done.tokens) == 60
     assert 0 not in epochs
 

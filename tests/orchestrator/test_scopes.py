@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
 import httpx2 as httpx
 import pytest
 
-import orchestrator.server
-import verify_service.server
-from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
-from specwire.client import AsyncClient, SpecwireError, Started
+from specwire.client import AsyncClient, Completion, SpecwireError, Started
+from specwire.client.events import Stats
 from specwire.rpc.keys import Keys
-from specwire.rpc.server_options import ModelServiceOptions
-from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain
+from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
 
 SECRET = tuple(index % 50 + 3 for index in range(30))
 TOKENS = {"ada": "the-token-of-ada", "bob": "the-token-of-bob"}
@@ -34,15 +31,9 @@ LIMIT_S = 120.0
 @asynccontextmanager
 async def serving(*accesses: Access, target: str = TARGET, slots: int = 8) -> AsyncIterator[list[RunningOrchestrator]]:
     """Orchestrators before one verifier."""
-    async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(target, slots=slots))
-        parts.push_async_callback(verifier.stop, 0.0)
-        running = []
-        for access in accesses:
-            options = OrchestratorOptions((verifier.address,), access=access, http="127.0.0.1:0")
-            running.append(await orchestrator.server.start(options))
-            parts.push_async_callback(running[-1].stop, 0.0)
-        yield running
+    async with stack(target, slots=slots, access=accesses[0], http="127.0.0.1:0") as first:
+        more = [await first.another(access=access, http="127.0.0.1:0") for access in accesses[1:]]
+        yield [first.orchestrator, *more]
 
 
 async def cached(door: RunningOrchestrator, tenant: str, prompt: tuple[int, ...] = SECRET, **more: Any) -> int:
@@ -140,3 +131,105 @@ async def test_where_another_evicts_it_is_only_gone() -> None:
         for first in range(3, 6):
             assert await cached(door, "bob", (first, *SECRET)) == 0
         assert await cached(door, "ada") == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Who is proposed whose texts: a tenant's callers each other's, unless one asks not to; without keys nobody anybody's.
+
+# Texts of this script do not repeat themselves.
+TEXTS = "scripted:5:memory=3:vocab=2000:delay_ms=1"
+ASKED = tuple(range(40, 60))
+TEXT_LENGTH = 120
+
+
+async def stats_of(door: RunningOrchestrator, tenant: str, **more: Any) -> Stats:
+    async with AsyncClient(door.address, token=TOKENS.get(tenant, "")) as client:
+        done = await client.complete(ASKED, max_tokens=TEXT_LENGTH, ignore_eos=True, timeout=LIMIT_S, **more)
+    return done.stats
+
+
+async def test_a_tenant_is_proposed_its_own_texts_and_nobody_else_s() -> None:
+    async with serving(Access(KEYS), target=TEXTS) as (door,):
+        first = (await stats_of(door, "ada")).accepted_ngram
+        again = (await stats_of(door, "ada")).accepted_ngram
+        assert first < TEXT_LENGTH / 10
+        assert again > TEXT_LENGTH / 2
+        assert (await stats_of(door, "bob")).accepted_ngram == first
+
+
+async def test_a_private_request_gives_nothing_and_takes_nothing() -> None:
+    async with serving(Access(KEYS), target=TEXTS) as (door,):
+        alone = (await stats_of(door, "ada", private=True)).tested_ngram
+        assert (await stats_of(door, "ada")).tested_ngram == alone
+        assert (await stats_of(door, "ada", private=True)).tested_ngram == alone
+        assert (await stats_of(door, "ada")).accepted_ngram > TEXT_LENGTH / 2
+
+
+async def test_over_http() -> None:
+    async with serving(Access(KEYS), target=TEXTS) as (door,):
+        wish = {"prompt": list(ASKED), "max_tokens": TEXT_LENGTH, "ignore_eos": True, "temperature": 0}
+        headers = {"Authorization": f"Bearer {TOKENS['ada']}"}
+        accepted = []
+        async with httpx.AsyncClient(base_url=str(door.http), timeout=LIMIT_S, headers=headers) as client:
+            for private in (False, True, False):
+                answer = (await client.post("/v1/completions", json={**wish, "private": private})).json()
+                accepted.append(answer["choices"][0]["specwire"]["stats"]["accepted_ngram"])
+    assert max(accepted[:2]) < TEXT_LENGTH / 10
+    assert accepted[2] > TEXT_LENGTH / 2
+
+
+async def test_a_deleted_session_is_proposed_no_more() -> None:
+    async with serving(Access(KEYS), target=TEXTS) as (door,):
+        async with AsyncClient(door.address, token=TOKENS["ada"]) as client:
+            done = await client.complete(ASKED, max_tokens=TEXT_LENGTH, ignore_eos=True, timeout=LIMIT_S)
+            await client.delete_session(done.session_id)
+        assert (await stats_of(door, "ada")).accepted_ngram == done.stats.accepted_ngram
+
+
+async def test_without_keys_all_callers_are_one_and_each_has_its_own_text_only() -> None:
+    async with serving(Access(), target=TEXTS) as (door,):
+        first = (await stats_of(door, "")).accepted_ngram
+        assert (await stats_of(door, "")).accepted_ngram == first < TEXT_LENGTH / 10
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A conversation's next turn, and what else shares a beginning.
+
+MORE = (4, 5, 6)
+
+
+async def said(client: AsyncClient, prompt: tuple[int, ...], parent: str = "") -> Completion:
+    return await client.complete(prompt, max_tokens=10, ignore_eos=True, parent=parent)
+
+
+async def test_the_next_turn_finds_its_parent_s_cache_and_says_so() -> None:
+    async with stack(TARGET, "scripted:7:vocab=64:agree=0.7") as running:
+        first = await said(running.client, SECRET)
+        second = await said(running.client, MORE, parent=first.session_id)
+    assert list(second.tokens) == plain(TARGET, (*SECRET, *first.tokens, *MORE), 10)
+    assert (first.stats.cached_tokens, second.prompt_tokens) == (0, 43)
+    # The last decided token was not fed, unless it was a draft token.
+    assert 39 <= second.stats.cached_tokens <= 40
+
+
+def test_scopes_tell_tenants_apart_and_nothing_about_them() -> None:
+    one, other = Access(), Access()
+    assert one.cache_scope("ada") == one.cache_scope("ada")
+    assert len({one.cache_scope("ada"), one.cache_scope("bob"), one.cache_scope(""), other.cache_scope("ada")}) == 4
+    assert Access(cache_salt=one.cache_salt).cache_scope("ada") == one.cache_scope("ada")
+    assert b"ada" not in one.cache_scope("ada")
+
+
+async def test_what_is_deleted_is_not_found_in_a_cache_again() -> None:
+    async with stack() as running:
+        first = await said(running.client, SECRET)
+        await running.client.delete_session(first.session_id)
+        assert (await said(running.client, SECRET)).stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize("priority", [-101, 101])
+async def test_a_priority_out_of_range_is_refused_by_name(priority: int) -> None:
+    async with stack() as running:
+        with pytest.raises(SpecwireError, match=f"priority: must be from -100 to 100, not {priority}") as refused:
+            await running.client.complete(SECRET, max_tokens=1, priority=priority)
+    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT

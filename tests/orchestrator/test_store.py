@@ -25,6 +25,7 @@ from orchestrator.store import (
     SessionRecord,
     SessionStore,
     StaleLog,
+    StoredSession,
     open_store,
 )
 from orchestrator.store.base import random_step
@@ -104,6 +105,12 @@ def replace_output(store: SqliteStore, session_id: str, *tokens: int) -> None:
     alter(store, "UPDATE sessions SET length = ?, last = prompt WHERE id = ?", log.prompt + len(tokens), log.id)
 
 
+async def log_of(store: SessionStore, session_id: str) -> StoredSession:
+    log = await store.read(session_id)
+    assert log is not None
+    return log
+
+
 async def bound(store: SessionStore, tenant: str, request_id: str, session_id: str) -> str:
     return (await store.bind_request(tenant, request_id, session_id, TTL)).session_id
 
@@ -118,8 +125,7 @@ async def test_what_is_written_is_read(store: SessionStore) -> None:
     first = await store.append(session_id, fence, Append(3, (7, 0), (A, R)))
     last = await store.append(session_id, fence, Append(5, (1,), (D,)))
     assert (first.length, last.length, last.cancelled) == (5, 6, False)
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert log.record == record_of(session_id)
     assert (log.fence, log.tokens, log.outcomes, log.reason, log.length) == (fence, (7, 0, 1), (A, R, D), None, 6)
     assert await store.read("nobody") is None
@@ -179,12 +185,6 @@ async def test_no_fence_brings_a_deleted_session_back(store: SessionStore) -> No
         await store.read(session_id)
 
 
-async def test_a_session_is_created_once(store: SessionStore) -> None:
-    session_id, _ = await started(store, "twice")
-    with pytest.raises(SessionExists, match=session_id):
-        await store.create(record_of(session_id), TTL)
-
-
 async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore) -> None:
     """Written in pieces, repeated, ended, claimed, and written again after a loss."""
     told = tuple(TokenLogprobs(-0.5 * index, ((index, -0.5 * index), (9, -4.0))[: index % 3]) for index in range(5))
@@ -200,12 +200,10 @@ async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore)
     await store.append(
         session_id, claimed.fence, Append(7, (2,), (D,), End(FinishReason.LENGTH, "", 9), logprobs=told[4:])
     )
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.logprobs) == ((7, 8, 9, 1, 2), told)
     await store.recreate(record, Append(3, (7,), (A,), logprobs=told[:1]), claimed.fence + 1, TTL, "third")
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.logprobs, log.fence) == ((7, 8, 9, 1, 2), told, claimed.fence + 1)
 
 
@@ -216,8 +214,7 @@ async def test_an_equal_append_repeated_changes_nothing(store: SessionStore) -> 
     assert (await store.append(session_id, fence, Append(3, (7,), (A,)))).length == 5
     assert (await store.append(session_id, fence, Append(4, (8, 9), (A, B)))).length == 6
     assert (await store.append(session_id, fence, Append(6, (), ()))).length == 6
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.outcomes) == ((7, 8, 9), (A, B, B))
 
 
@@ -227,8 +224,7 @@ async def test_the_log_wins_over_other_content(store: SessionStore) -> None:
     for position, tokens in ((3, (7, 9)), (4, (9, 9)), (0, (5, 1)), (2, (1, 7, 8, 9))):
         with pytest.raises(ContentMismatch, match=session_id):
             await store.append(session_id, fence, Append(position, tokens, (A,) * len(tokens)))
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert log.tokens == (7, 8)
 
 
@@ -257,8 +253,7 @@ async def test_claims_race_to_distinct_fences(store: SessionStore) -> None:
     claims = await asyncio.gather(*(store.claim(session_id, str(owner)) for owner in range(8)))
     fences = [first, *(claim.fence for claim in claims)]
     assert len(set(fences)) == 9
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert log.fence == max(fences)
 
 
@@ -283,8 +278,7 @@ async def test_a_lost_log_is_written_again_and_the_highest_fence_wins(store: Ses
     await store.recreate(record, Append(3, (7,), (A,)), 2000, TTL, owner="newer")
     with pytest.raises(Fenced):
         await store.recreate(record, Append(3, (7, 8), (A, B)), 1999, TTL)
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.record, log.tokens, log.outcomes, log.fence, log.owner) == (record, (7, 8), (A, B), 2000, "newer")
     assert (await store.append(session_id, 2000, Append(4, (8, 9), (A, D)))).length == 6
 
@@ -300,15 +294,13 @@ async def test_what_a_log_lost_at_its_end_is_supplied_and_never_taken_away(store
     await store.recreate(record, Append(3, (7, 8), (A, B)), fence, TTL)  # it comes late: the append stays
     with pytest.raises(ContentMismatch):
         await store.recreate(record, Append(3, (7, 9), (A, B)), fence, TTL)
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.outcomes) == ((7, 8, 9), (A, B, D))
     await store.append(session_id, fence, Append(6, (), (), End(FinishReason.EOS, "", 3)))
     await store.recreate(record, Append(3, (7, 8), (A, B)), fence, TTL)
     with pytest.raises(ContentMismatch):
         await store.recreate(record, Append(3, (7, 8, 9, 1), (A, B, D, D)), fence, TTL)
-    ended = await store.read(session_id)
-    assert ended is not None
+    ended = await log_of(store, session_id)
     assert (ended.tokens, ended.reason) == ((7, 8, 9), FinishReason.EOS)
 
 
@@ -319,8 +311,7 @@ async def test_an_older_state_that_came_back_gives_way_to_the_newest_fence(store
     with pytest.raises(StaleLog, match=f"older fence {old}, not {newer}"):
         await store.append(session_id, newer, Append(5, (9,), (A,)))
     await store.recreate(record_of(session_id), Append(3, (7, 8), (A, B)), newer, TTL, owner="newest")
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.fence, log.owner) == ((7, 8), newer, "newest")
     with pytest.raises(Fenced):
         await store.append(session_id, old, Append(5, (3,), (A,)))
@@ -339,12 +330,10 @@ async def test_what_an_owner_of_an_older_fence_wrote_is_never_taken_away(store: 
     if ends:
         with pytest.raises(ContentMismatch, match=session_id):
             await store.recreate(record, Append(3, (1, 2, 5), (A, R, D)), newer, TTL, owner="lost")
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.fence, log.owner, log.reason is not None) == ((1, 2), fence, "", ends)
     await store.recreate(record, Append(3, (1,), (D,)), newer, 30.0, owner="newest")
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.outcomes, log.fence, log.owner) == ((1, 2), (A, R), newer, "newest")
     assert (log.reason is not None, log.text_length) == (ends, 2 if ends else 0)
     with pytest.raises(Fenced):
@@ -384,8 +373,7 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
 async def test_an_owner_gives_signs_of_life_and_is_missed_without(store: SessionStore) -> None:
     session_id, fence = await started(store, "life")
     await asyncio.sleep(0.05)
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert log.silent_s >= 0.04
     assert not log.abandoned
     assert replace(log, silent_s=LEASE_S + 1).abandoned
@@ -393,8 +381,7 @@ async def test_an_owner_gives_signs_of_life_and_is_missed_without(store: Session
     await asyncio.sleep(0.2)
     spoken = time.monotonic()
     await store.append(session_id, fence, Append(3, (), ()))
-    again = await store.read(session_id)
-    assert again is not None
+    again = await log_of(store, session_id)
     assert again.silent_s <= time.monotonic() - spoken + 0.1  # and not the silence before
     assert (await store.claim(session_id, "me")).silent_s < 0.05
 
@@ -402,13 +389,11 @@ async def test_an_owner_gives_signs_of_life_and_is_missed_without(store: Session
 async def test_instants_are_kept(store: SessionStore) -> None:
     before = time.time()
     session_id, fence = await started(store, "instants")
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert before - 1 < log.claimed < time.time() + 1
     assert log.ended is None
     await store.append(session_id, fence, Append(3, (), (), End(FinishReason.EOS, "", 0)))
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert log.ended is not None
     assert log.claimed <= log.ended < time.time() + 1
 
@@ -430,8 +415,7 @@ async def test_the_end_is_one_with_the_last_append(store: SessionStore) -> None:
     end = Append(3, (7, 8), (A, R), End(FinishReason.STOP_STRING, "", 12))
     assert (await store.append(session_id, fence, end)).length == 5
     assert (await store.append(session_id, fence, end)).length == 5  # repeated: equal
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.STOP_STRING, 12)
     with pytest.raises(ContentMismatch):
         await store.append(session_id, fence, Append(5, (9,), (A,)))
@@ -449,25 +433,15 @@ async def test_an_end_that_does_not_fit_changes_nothing(store: SessionStore) -> 
         await store.append(session_id, fence, Append(4, (9,), (A,), End(FinishReason.EOS, "", 1)))
     with pytest.raises(Gap):
         await store.append(session_id, fence, Append(6, (9,), (A,), End(FinishReason.EOS, "", 1)))
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert (log.tokens, log.reason) == ((7, 8), None)
-
-
-async def test_a_session_without_output_can_end(store: SessionStore) -> None:
-    session_id, fence = await started(store, "empty")
-    assert (await store.append(session_id, fence, Append(3, (), (), End(FinishReason.CANCELLED, "", 0)))).length == 3
-    log = await store.read(session_id)
-    assert log is not None
-    assert (log.tokens, log.outcomes, log.reason) == ((), (), FinishReason.CANCELLED)
 
 
 async def test_the_owner_learns_of_a_cancellation_from_its_append(store: SessionStore) -> None:
     session_id, fence = await started(store, "cancel")
     await store.cancel(session_id)
     assert (await store.append(session_id, fence, Append(3, (7,), (A,)))).cancelled
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     assert log.cancelled
 
 
@@ -484,13 +458,6 @@ async def test_the_owner_learns_of_a_reader_elsewhere_from_its_append(store: Ses
     await store.note_reader(session_id)  # of one that has ended there is nothing to say
     await store.note_reader("nobody")
     assert await store.read("nobody") is None
-
-
-async def test_the_first_session_bound_to_a_request_wins(store: SessionStore) -> None:
-    tenant = f"tenant-{id(store)}"
-    assert await bound(store, tenant, "r", "first") == "first"
-    assert await bound(store, tenant, "r", "second") == "first"
-    assert await bound(store, tenant + "r", "", "other") == "other"
 
 
 async def test_a_request_id_is_bound_to_what_was_asked_for_with_it(store: SessionStore) -> None:

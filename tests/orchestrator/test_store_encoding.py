@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.store.base import DamagedLog, SessionRecord
-from orchestrator.store.batcher import Reply
 from orchestrator.store.encoding import (
     decode_record,
     encode_record,
@@ -21,7 +20,7 @@ from orchestrator.store.encoding import (
     unpack_outcomes,
     unpack_tokens,
 )
-from orchestrator.store.scripts import request_key
+from orchestrator.store.scripts import Reply, request_key
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, TokenLogprobs
 from specwire.rpc import convert

@@ -6,53 +6,13 @@ import asyncio
 
 import grpc
 
-from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started
+from specwire.client import AsyncClient
 from specwire.core.messages import FinishReason
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import SERVICE, cluster, cluster_url, log_bytes, replicated, sentinel
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Reading, plain, stack
 
 LIMIT_S = 120.0
-
-
-class Reading:
-    """A stream of `length` tokens read in a task of its own."""
-
-    def __init__(self, client: AsyncClient, length: int) -> None:
-        self.session_id = ""
-        self.tokens: list[int] = []
-        self.finished: Finished | None = None
-        self.error: SpecwireError | None = None
-        self._came = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._read(client, length))
-
-    async def _read(self, client: AsyncClient, length: int) -> None:
-        try:
-            async for event in client.generate(PROMPT, max_tokens=length, ignore_eos=True, timeout=LIMIT_S):
-                match event:
-                    case Started():
-                        self.session_id = event.session_id
-                    case Chunk():
-                        assert event.position == len(PROMPT) + len(self.tokens)
-                        self.tokens += event.tokens
-                    case Finished():
-                        self.finished = event
-                self._came.set()
-        except SpecwireError as error:
-            self.error = error
-            self._came.set()
-
-    async def until(self, length: int) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while len(self.tokens) < length:
-                assert self.finished is None
-                assert self.error is None
-                self._came.clear()
-                await self._came.wait()
-
-    async def rest(self) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            await self._task
 
 
 async def test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more() -> None:
@@ -61,7 +21,7 @@ async def test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more() ->
             stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running,
             AsyncClient(running.orchestrator.address, patience=0) as client,
         ):
-            reading = Reading(client, 1000)
+            reading = Reading(client, max_tokens=1000, ignore_eos=True, timeout=LIMIT_S)
             await reading.until(30)
             driver = running.orchestrator.orchestrator.sessions[reading.session_id]
             session = driver.session
@@ -83,7 +43,7 @@ async def test_a_client_with_patience_outlasts_a_log_that_comes_back_with_what_i
         async with stack(
             SLOW_TARGET, redis_url=redis.url, store_timeout=0.5, durability="redis-fsync", detach_grace=60.0
         ) as running:
-            reading = Reading(running.client, 300)
+            reading = Reading(running.client, max_tokens=300, ignore_eos=True, timeout=LIMIT_S)
             await reading.until(30)
             driver = running.orchestrator.orchestrator.sessions[reading.session_id]
             redis.stop()
@@ -98,7 +58,7 @@ async def test_a_client_with_patience_outlasts_a_log_that_comes_back_with_what_i
 async def test_a_primary_lost_under_a_stream_is_replaced() -> None:
     with replicated() as (primary, replica), sentinel(primary) as address:
         async with stack(SLOW_TARGET, redis_url=f"redis+sentinel://{address}/{SERVICE}") as running:
-            reading = Reading(running.client, 400)
+            reading = Reading(running.client, max_tokens=400, ignore_eos=True, timeout=LIMIT_S)
             await reading.until(50)
             primary.stop()
             await reading.rest()

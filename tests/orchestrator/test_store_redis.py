@@ -27,18 +27,17 @@ from orchestrator.store import (
     StoreUnavailable,
     open_store,
 )
-from orchestrator.store.base import MOST_STEP_US, UnfitStore, unavailable
-from orchestrator.store.batcher import MOST_AT_ONCE
+from orchestrator.store.base import UnfitStore, unavailable
 from orchestrator.store.encoding import encode_record
-from orchestrator.store.redis import RedisStore
-from orchestrator.store.scripts import request_key, roll_key, session_keys
+from orchestrator.store.redis import MOST_AT_ONCE, RedisStore
+from orchestrator.store.scripts import READ_SETTLED, TAIL_SETTLED, request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from specwire.redis.connection import Command, Node
 from specwire.redis.urls import without_password
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
-from tests.orchestrator.test_store import record_of
+from tests.orchestrator.test_store import log_of, record_of
 from tests.orchestrator.test_store_groups import repeated
 from tests.wait import LIMIT_S, eventually, until
 
@@ -100,11 +99,6 @@ def replica(raw: Redis) -> Iterator[str]:
     raw.replicaof("NO", "ONE")
 
 
-async def test_it_says_how_it_keeps_the_log(store: SessionStore) -> None:
-    assert store.durability == "redis"
-    assert (await open_store(None)).durability == "memory"
-
-
 async def test_every_key_has_an_end_renewed_by_every_write(store: SessionStore, raw: Redis) -> None:
     keys = session_keys("s")
     fence = await store.create(record_of("s"), TTL)
@@ -122,26 +116,12 @@ async def test_every_key_has_an_end_renewed_by_every_write(store: SessionStore, 
         assert all(raw.pttl(key) > 50_000 for key in keys), write
 
 
-async def test_a_session_lies_in_one_slot() -> None:
-    tags = {key[key.index("{") : key.index("}")] for key in session_keys("abc")}
-    assert tags == {"{abc"}
-
-
 async def test_flushed_scripts_are_registered_again(store: SessionStore, raw: Redis) -> None:
     fence = await store.create(record_of("s"), TTL)
     for position in range(3, 6):
         raw.script_flush()
         appends = [store.append("s", fence, Append(position, (7,), (A,))), store.read("s"), store.ping()]
         assert (await asyncio.gather(*appends))[0] == AppendReply(position + 1, False)
-
-
-async def test_fences_rise_even_over_a_clock_that_went_back(store: SessionStore, raw: Redis) -> None:
-    await store.create(record_of("s"), TTL)
-    future = 8_000_000_000_000_000  # microseconds: the year 2223
-    raw.hset(session_keys("s")[0], "fence", future)
-    claimed = await store.claim("s", "me")
-    assert future < claimed.fence <= future + MOST_STEP_US
-    assert (await store.append("s", claimed.fence, Append(3, (7,), (A,)))).length == 4
 
 
 async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +148,7 @@ async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_i
         await hasty.append("s", fence, Append(3, (7, 8), (A, A)))
     server.resume()
     assert (await repeated(lambda: hasty.append("s", fence, Append(3, (7, 8), (A, A))))).length == 5
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert log.tokens == (7, 8)
 
 
@@ -182,8 +161,7 @@ async def test_a_late_reply_is_never_taken_for_another_calls(
         await hasty.append("a", fences["a"], Append(3, (7, 8), (A, A), End(FinishReason.EOS, "", 2)))
     server.resume()
     assert await repeated(lambda: hasty.append("b", fences["b"], Append(3, (1,), (A,)))) == AppendReply(4, False)
-    log = await store.read("a")
-    assert log is not None
+    log = await log_of(store, "a")
     assert (log.tokens, log.reason) in (((), None), ((7, 8), FinishReason.EOS))
 
 
@@ -247,8 +225,7 @@ async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: Session
         await store.ping()
     raw.config_set("maxmemory", "0")
     await store.ping()
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert log.tokens == ()
 
 
@@ -275,8 +252,7 @@ async def test_a_server_out_of_memory_begins_no_log_and_writes_none_again(
     assert [raw.dump(key) for key in keys] == before
     raw.config_set("maxmemory", "0")
     await store.recreate(record, Append(3, (7, 8), (A, A)), newer, TTL)
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert (log.tokens, log.fence) == ((7, 8), newer)
 
 
@@ -395,8 +371,7 @@ async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionS
         with pytest.raises((Gap, MissingSession)):
             await store.append("s", fence, Append(5, (9,), (A,)))
         await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
-        log = await store.read("s")
-        assert log is not None
+        log = await log_of(store, "s")
         assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
     assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
 
@@ -447,8 +422,7 @@ async def test_what_a_stranger_put_in_a_log_s_place_its_owner_replaces(
     raw.delete(session_keys("s")[key])
     raw.lpush(session_keys("s")[key], "no log")
     await append(owner, held, 8)
-    log = await store.read("s")
-    assert log is not None
+    log = await log_of(store, "s")
     assert (log.tokens, len(log.logprobs)) == ((7, 8), 2)
     assert all(raw.pttl(each) > 0 for each in session_keys("s"))
 
@@ -540,12 +514,12 @@ async def test_a_settled_read_of_a_log_without_a_lifetime_gives_it_one(
     keys = session_keys("s")
     for key in keys:
         raw.persist(key)
-    script = store.TAIL_SETTLED if arguments else store.READ_SETTLED
-    assert (await store._batcher.call(script, keys, *arguments))[0] == 0
+    script = TAIL_SETTLED if arguments else READ_SETTLED
+    assert (await store._call(script, keys, *arguments))[0] == 0
     least, most = (4_000, 5_000) if ended else (59_000, 60_000)
     assert all(least < raw.pttl(key) <= most for key in keys)
     raw.pexpire(keys[0], 7_000)
-    assert (await store._batcher.call(script, keys, *arguments))[0] == 0
+    assert (await store._call(script, keys, *arguments))[0] == 0
     assert 6_000 < raw.pttl(keys[0]) <= 7_000
     await store.close()
 

@@ -29,12 +29,11 @@ from orchestrator.store import (
     open_store,
     sqlite,
 )
-from orchestrator.store.base import CALLED_WITHIN_S
 from orchestrator.store.sqlite import ROW_TOKENS, SqliteStore
-from orchestrator.store.sqlite_file import EXPIRING, FORMER, PAGE_BYTES, WAL_HEAD_BYTES, UnusableFile
+from orchestrator.store.sqlite_file import EXPIRING, PAGE_BYTES, WAL_HEAD_BYTES, UnusableFile
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, TokenLogprobs
-from tests.orchestrator.test_store import TTL, A, D, alter, logs_of, record_of
+from tests.orchestrator.test_store import TTL, A, D, alter, log_of, logs_of, record_of
 from tests.wait import until
 
 FULL = "the session log takes no writes: its disk is full"
@@ -110,8 +109,7 @@ async def one_log(file: LogFile, clock: Clock | None = None) -> tuple[SqliteStor
 
 
 async def output_of(store: SqliteStore, session_id: str) -> list[int]:
-    log = await store.read(session_id)
-    assert log is not None
+    log = await log_of(store, session_id)
     return list(log.tokens)
 
 
@@ -207,31 +205,6 @@ async def test_a_text_of_many_rows_is_read_from_any_position() -> None:
         assert (tail.tokens, tail.logprobs) == (tuple(range(skipped, count)), tuple(told[skipped:]))
         again = tuple(range(skipped, count))[:40]
         assert (await store.append("s", fence, Append(3 + skipped, again, (D,) * len(again)))).length == 3 + count
-
-
-async def test_fences_rise_over_a_restart_whatever_the_clock_says(file: LogFile) -> None:
-    clock = Clock()
-    store, first = await one_log(file, clock)
-    second = (await store.claim("s", "second")).fence
-    await store.close()
-    clock.now = 5.0
-    again = SqliteStore(file.at, clock=clock)
-    third = (await again.claim("s", "third")).fence
-    assert first < second < third
-    with pytest.raises(StoreError):
-        await again.append("s", second, Append(3, (7,), (A,)))
-    await again.close()
-
-
-async def test_a_running_session_of_a_lost_owner_is_missed(file: LogFile) -> None:
-    clock = Clock()
-    store, _ = await one_log(file, clock)
-    await store.close()
-    again = SqliteStore(file.at, clock=clock)
-    assert await again.missed("w", TTL, 9) == []
-    clock.now += CALLED_WITHIN_S
-    assert await again.missed("w", TTL, 9) == ["s"]
-    await again.close()
 
 
 async def test_a_file_is_readable_by_its_owner_only(file: LogFile) -> None:
@@ -424,15 +397,6 @@ async def test_a_log_that_cannot_be_read_is_left_to_its_owner(file: LogFile) -> 
         await store.recreate(record_of("s"), Append(3, (7, 8), (A, A)), fence, TTL)
         assert await output_of(store, "s") == [7, 8]
     await store.close()
-
-
-@pytest.mark.parametrize("size", [1, len(FORMER), 24, 4000])
-def test_a_log_of_the_former_format_is_refused_and_left_alone(size: int, file: LogFile) -> None:
-    former = (b"specwire log 1\n\0" + bytes(range(256)) * 16)[:size]
-    file.write(former)
-    with pytest.raises(UnusableFile, match=r"it has the former format, which specwire 0\.1\.0 reads up to its commit "):
-        SqliteStore(file.at)
-    assert (file.beside(), file.read()) == (["log"], former)
 
 
 async def test_what_is_no_session_log_is_refused_and_left_alone(file: LogFile, tmp_path: Path) -> None:

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 import grpc
 import pytest
 
-from orchestrator import server
-from orchestrator.options import OrchestratorOptions
-from orchestrator.ownership import sweeper as sweeping
-from orchestrator.ownership.sweeper import Sweeper, SweepPatience
+from orchestrator import sweeper as sweeping
 from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
+from orchestrator.sweeper import Sweeper
 from orchestrator.tenants import new_session_id
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
@@ -23,7 +21,7 @@ from specwire.core.text import Stopping
 from specwire.rpc.errors import StatusError
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
-from tests.orchestrator.test_store import record_of
+from tests.orchestrator.test_store import log_of, record_of
 from tests.wait import LIMIT_S, asked, until
 
 OWNER_S, READER_S = 30.0, 50.0
@@ -62,8 +60,7 @@ class Scene:
     known_here: bool = False
 
     def __post_init__(self) -> None:
-        patience = SweepPatience(OWNER_S, READER_S)
-        self.sweeper = Sweeper(self.log, lambda: {"w": self.driven}, self._end, patience, 3600.0)
+        self.sweeper = Sweeper(self.log, lambda: {"w": self.driven}, self._end, OWNER_S, READER_S, 3600.0)
 
     async def _end(self, log: StoredSession, reason: FinishReason) -> bool:
         if self.refusal is not None:
@@ -301,8 +298,7 @@ async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it() -> N
                 assert log.text_length == len(" ".join(map(str, text)))
                 state = await running_stack.client.get_session(session_id)
                 assert state.finish_reason is reason
-            left = await store.read(waiting)
-            assert left is not None
+            left = await log_of(store, waiting)
             assert left.reason is None  # somebody may come for it
 
 
@@ -320,25 +316,22 @@ async def test_two_that_find_it_at_once_do_it_no_harm(monkeypatch: pytest.Monkey
     """Both claim it; the newest fence ends it, and no log says anything else afterwards."""
     with RedisServer() as redis:
         async with stack(redis_url=redis.url) as running_stack:
-            other = await server.start(OrchestratorOptions((running_stack.verifier.address,), (), redis.url))
+            other = await running_stack.another()
             store, both = running_stack.orchestrator.orchestrator.store, (running_stack.orchestrator, other)
             session_ids = [await orphan(running_stack, store, deadline=time.time() + 3600) for _ in range(5)]
             for session_id in session_ids:
-                log = await store.read(session_id)
-                assert log is not None
+                log = await log_of(store, session_id)
                 await asyncio.gather(*(each.orchestrator.end_orphan(log, FinishReason.DEADLINE) for each in both))
             logs = [await ended(store, session_id) for session_id in session_ids]
             assert {log.reason for log in logs} == {FinishReason.DEADLINE}
             assert {log.tokens for log in logs} == {tuple(plain(TARGET, PROMPT, 5))}
-            await other.stop(0.0)
 
 
 @pytest.mark.usefixtures("_soon")
 async def test_what_is_driven_is_left_alone() -> None:
     with RedisServer() as redis:
         async with stack(SLOW_TARGET, redis_url=redis.url) as running_stack:
-            other = await server.start(OrchestratorOptions((running_stack.verifier.address,), (), redis.url))
+            other = await running_stack.another()
             done = await running_stack.client.complete(PROMPT, max_tokens=150, ignore_eos=True, request_id="alive")
             assert list(done.tokens) == plain(TARGET, PROMPT, 150)
             assert (running_stack.orchestrator.orchestrator.tally.fenced, other.orchestrator.tally.claims) == (0, 0)
-            await other.stop(0.0)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 import grpc
 import pytest
 
 import orchestrator.server
-import verify_service.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from orchestrator.store import SessionRecord
@@ -35,9 +34,8 @@ from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import generation_pb2, generation_pb2_grpc
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Services, plain, stack
 from tests.wait import asked, limits
 
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
@@ -267,23 +265,13 @@ def test_limits_are_positive() -> None:
 # Through the wire
 
 
-@asynccontextmanager
-async def serving(access: Access, target: str = TARGET) -> AsyncIterator[str]:
-    async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(target))
-        parts.push_async_callback(verifier.stop, 0.0)
-        running = await orchestrator.server.start(OrchestratorOptions((verifier.address,), access=access))
-        parts.push_async_callback(running.stop, 0.0)
-        yield running.address
-
-
 async def test_only_who_has_a_token_is_served() -> None:
-    async with serving(Access(KEYS)) as address:
-        async with AsyncClient(address, token=ADA) as ada:
+    async with stack(access=Access(KEYS)) as running:
+        async with AsyncClient(running.client.address, token=ADA) as ada:
             done = await ada.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
         assert list(done.tokens) == plain(TARGET, PROMPT, 5)
         for token in ("", "a-token-of-nobody"):
-            async with AsyncClient(address, token=token) as nobody:
+            async with AsyncClient(running.client.address, token=token) as nobody:
                 calls: tuple[Callable[[], Awaitable[object]], ...] = (
                     lambda: nobody.complete(PROMPT, max_tokens=5, timeout=LIMIT_S),
                     lambda: nobody.get_session(done.session_id, timeout=LIMIT_S),
@@ -314,15 +302,18 @@ async def statuses(address: str, token: str, session_id: str) -> list[tuple[grpc
 
 
 async def test_another_tenants_session_is_one_that_never_was() -> None:
-    async with serving(Access(KEYS), SLOW_TARGET) as address, AsyncClient(address, token=ADA) as ada:
+    async with (
+        stack(SLOW_TARGET, access=Access(KEYS)) as running,
+        AsyncClient(running.client.address, token=ADA) as ada,
+    ):
         events = ada.generate(PROMPT, max_tokens=60, ignore_eos=True, request_id="mine", timeout=LIMIT_S)
         started = await anext(events)
         assert isinstance(started, Started)
-        seen = await statuses(address, BOB, started.session_id)
-        assert seen == await statuses(address, BOB, new_session_id("ada"))
-        assert seen == await statuses(address, BOB, new_session_id("bob"))
+        seen = await statuses(running.client.address, BOB, started.session_id)
+        assert seen == await statuses(running.client.address, BOB, new_session_id("ada"))
+        assert seen == await statuses(running.client.address, BOB, new_session_id("bob"))
         assert seen == [(grpc.StatusCode.NOT_FOUND, "session_id: no session 'ID'")] * 3
-        async with AsyncClient(address, token=BOB) as bob:
+        async with AsyncClient(running.client.address, token=BOB) as bob:
             other = await bob.complete((9, 9), max_tokens=5, ignore_eos=True, request_id="mine", timeout=LIMIT_S)
         assert list(other.tokens) == plain(TARGET, (9, 9), 5)
         tokens = [token async for event in events if hasattr(event, "tokens") for token in event.tokens]
@@ -333,18 +324,18 @@ async def test_a_tenant_beyond_its_share_is_told_when_to_come_again() -> None:
     access = Access(KEYS, sessions=2, tokens_per_minute=100)
     request = generation_pb2.GenerateRequest(tokens=generation_pb2.TokenIds(ids=PROMPT))
     request.stopping.max_tokens, request.stopping.ignore_eos = 30, True
-    async with serving(access, SLOW_TARGET) as address, open_channel(address, token=ADA) as channel:
+    async with stack(SLOW_TARGET, access=access) as running, open_channel(running.client.address, token=ADA) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        running = [stub.Generate(request, timeout=LIMIT_S) for _ in range(2)]
-        for call in running:
+        calls = [stub.Generate(request, timeout=LIMIT_S) for _ in range(2)]
+        for call in calls:
             await call.read()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Generate(request, timeout=LIMIT_S).read()
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert refused.value.details() == "this tenant has 2 sessions running, of at most 2"
-        async with AsyncClient(address, token=BOB) as bob:
+        async with AsyncClient(running.client.address, token=BOB) as bob:
             await bob.complete(PROMPT, max_tokens=3, timeout=LIMIT_S)
-        for call in running:
+        for call in calls:
             while isinstance(await call.read(), generation_pb2.GenerateResponse):
                 pass
         with pytest.raises(grpc.aio.AioRpcError, match="tokens a minute are used up"):
@@ -358,12 +349,10 @@ async def test_a_tenant_beyond_its_share_is_told_when_to_come_again() -> None:
 async def test_an_orchestrator_shows_its_peers_their_token() -> None:
     keys = Keys({BOB: "orchestrator"})
     async with AsyncExitStack() as parts:
-        verifier = await verify_service.server.start(ModelServiceOptions(TARGET, keys=keys))
-        parts.push_async_callback(verifier.stop, 0.0)
-        known = OrchestratorOptions((verifier.address,), peer_token=BOB, start_timeout=LIMIT_S)
-        running = await orchestrator.server.start(known)
-        parts.push_async_callback(running.stop, 0.0)
-        client = await parts.enter_async_context(AsyncClient(running.address))
+        services = Services(parts)
+        verifier = await services.verifier(TARGET, keys=keys)
+        running = await services.orchestrator([verifier.address], peer_token=BOB, start_timeout=LIMIT_S)
+        client = await services.client(running)
         done = await client.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
         waits = limits(0.5)
 

@@ -14,7 +14,7 @@ from specwire.core.session import State
 from specwire.rpc.link import Link
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, Stack, plain, stack
 
-LENGTH, READ_FIRST = 4000, 16
+LENGTH, READ_FIRST, FURTHER = 4000, 16, 20
 LIMIT_S = 120.0
 STILL_S = 1.0
 
@@ -59,6 +59,11 @@ async def test_over_grpc() -> None:
         others = [event async for event in client.generate(PROMPT, max_tokens=40, ignore_eos=True, timeout=LIMIT_S)]
         told = [token for event in others if isinstance(event, Chunk) for token in event.tokens]
         assert told == plain(TARGET, PROMPT, 40)
+        stood = len(driver.view.output.tokens)
+        while read < stood + FURTHER:
+            event = await anext(events)
+            read += len(event.tokens) if isinstance(event, Chunk) else 0
+        assert len(driver.view.output.tokens) > stood  # it goes on where its client does
         await events.aclose()
 
 

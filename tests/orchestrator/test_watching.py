@@ -13,9 +13,8 @@ import pytest
 from redis import Redis
 
 from deploy.cli.clients.generate import summary
+from orchestrator import ownership as following
 from orchestrator import server
-from orchestrator.options import OrchestratorOptions
-from orchestrator.ownership import follower as following
 from orchestrator.store import StoredSession
 from orchestrator.store.scripts import session_keys
 from orchestrator.store.sqlite import SqliteStore
@@ -86,16 +85,12 @@ class Pair:
 @asynccontextmanager
 async def pair(redis: RedisServer, target: str = SLOW_TARGET) -> AsyncIterator[Pair]:
     async with stack(target, redis_url=redis.url) as running:
-        options = OrchestratorOptions((running.verifier.address,), (), redis.url, detach_grace=UNREAD_S)
-        other = await server.start(options)
-        try:
-            async with (
-                AsyncClient(running.orchestrator.address, patience=0) as first,
-                AsyncClient(other.address, patience=0) as second,
-            ):
-                yield Pair(running, other, first, second)
-        finally:
-            await other.stop(0.0)
+        other = await running.another(detach_grace=UNREAD_S)
+        async with (
+            AsyncClient(running.orchestrator.address, patience=0) as first,
+            AsyncClient(other.address, patience=0) as second,
+        ):
+            yield Pair(running, other, first, second)
 
 
 async def tokens_of(events: AsyncGenerator[Event, None]) -> tuple[list[int], str, Finished]:

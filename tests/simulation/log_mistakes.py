@@ -9,16 +9,16 @@ from typing import Any
 
 import grpc
 
-from orchestrator.ownership import ownership, sweeper
-from orchestrator.ownership.ownership import Cancellations
-from orchestrator.ownership.sweeper import Sweeper
+from orchestrator import ownership, sweeper
+from orchestrator.ownership import Cancellations
 from orchestrator.session import appender
 from orchestrator.session.appender import Appender
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.verifier import VerifierFailed
+from orchestrator.session.output import SessionFailure
 from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.health import LogHealth
 from orchestrator.store.sqlite import SessionRow, SqliteStore
+from orchestrator.sweeper import Sweeper
 from specwire.core import messages
 from specwire.core.messages import FinishReason
 from tests.patches import Patch, always_awaited, always_returning, with_awaited
@@ -123,7 +123,7 @@ def stale_at_the_verifier_for_good(patch: Patch) -> None:
     fences_by_the_log_s_clock_alone(patch)
 
     def hopeless(self: SessionDriver, fence: int) -> None:
-        self.tell(VerifierFailed(grpc.StatusCode.FAILED_PRECONDITION, f"fence: superseded by {fence}"))
+        self.on_verifier_failed(SessionFailure(grpc.StatusCode.FAILED_PRECONDITION, f"fence: superseded by {fence}"))
 
     patch.setattr(SessionDriver, "on_newer_fence", hopeless)
 
@@ -145,7 +145,7 @@ def emits_in_stopping_what_is_not_acknowledged(patch: Patch) -> None:
 
 def tasks_left_behind(patch: Patch) -> None:
     async def careless(self: SessionDriver) -> None:
-        self._timers.cancel_all()
+        self.view.timers.cancel_all()
 
     patch.setattr(SessionDriver, "close", careless)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.api import calls, existing_sessions, requests
-from orchestrator.ownership.ownership import Ownership
+from orchestrator.ownership import Ownership
 from orchestrator.peers.models import Models
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Cursor, Output, Replay

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 
-from orchestrator.ownership.follower import RETRY_S, Follower, NobodyDrives
 from orchestrator.session.appender import message_of_append, status_of_append, store_statuses
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
-from orchestrator.session.output import OtherText, Output, Replay, SessionView
+from orchestrator.session.output import UNREAD, OtherText, Replay, SessionView
 from orchestrator.store import (
     LEASE_S,
     DeletedSession,
+    LogTail,
     MissingSession,
     SessionRecord,
     SessionStore,
@@ -25,6 +26,7 @@ from orchestrator.store import (
     StoreError,
     StoreUnavailable,
 )
+from orchestrator.store.base import RENEW_S, missing
 from specwire.core.messages import FinishReason
 from specwire.core.session import OutputScanner
 from specwire.rpc.errors import StatusError
@@ -42,13 +44,6 @@ AGAIN_S = LEASE_S / 5
 KEPT_S = 2 * LEASE_S
 # Seconds after which a log that did not answer is asked again.
 INSIST_EVERY_S = 0.2
-
-
-class Driven(Protocol):
-    """A session that is driven here, and is ending. See SessionView."""
-
-    output: Output
-    abandoned: bool
 
 
 Say = Callable[[str], Awaitable[None]]
@@ -75,7 +70,7 @@ class Cancellations:
         self._patience = patience
         self._promised: dict[str, _Promise] = {}
 
-    async def ask(self, session_id: str, driven: Driven | None = None) -> None:
+    async def ask(self, session_id: str, driven: SessionView | None = None) -> None:
         """End the session, whoever drives it; returns once the log has acknowledged the flag, or the end itself.
 
         driven: the session, where it is driven here. Should the log have lost it, its owner writes it again.
@@ -87,11 +82,11 @@ class Cancellations:
         """
         await self._insist(session_id, self._store.cancel, driven, lambda: _has_ended(driven))
 
-    async def delete(self, session_id: str, driven: Driven | None = None) -> None:
+    async def delete(self, session_id: str, driven: SessionView | None = None) -> None:
         """Have the log forget the session. Arguments and what it raises are as of `ask`."""
         await self._insist(session_id, self._store.delete, driven, lambda: False)
 
-    async def _insist(self, session_id: str, say: Say, driven: Driven | None, is_done: Callable[[], bool]) -> None:
+    async def _insist(self, session_id: str, say: Say, driven: SessionView | None, is_done: Callable[[], bool]) -> None:
         give_up = self._now() + self._patience
         while not is_done():
             try:
@@ -134,9 +129,153 @@ class Cancellations:
         return asyncio.get_running_loop().time()
 
 
-def _has_ended(driven: Driven | None) -> bool:
+def _has_ended(driven: SessionView | None) -> bool:
     """The log has its end."""
     return driven is not None and driven.output.end is not None and not driven.abandoned
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Shows a session that another orchestrator drives, as it appears in the log.
+
+# Seconds between two looks at a log: while it grows; at most, while it does not (growing); after no answer.
+POLL_S = 0.05
+MOST_POLL_S = 0.4
+LONGER = 1.5
+RETRY_S = 0.2
+# Seconds for which a log has answered again before its owner's silence counts: the owner could not write either.
+SETTLED_S = 5.0
+
+
+class NobodyDrives(Exception):
+    """The session's owner is gone, and it cannot be driven here."""
+
+
+class Follower:
+    """Extends one session's output from its log, reading what is new.
+
+    A log can hold another text than before only under a new fence, or after a loss: then all of it is read.
+
+    Args:
+        owner: this orchestrator's name in the log.
+        can_drive: sessions can be driven here now.
+        timeout: seconds after which a silent log, or a session that nobody drives, is given up.
+
+    wanted: set it to have the session claimed at the next look.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        view: SessionView,
+        replay: Replay,
+        owner: str,
+        can_drive: Callable[[], bool],
+        timeout: float,
+    ) -> None:
+        self.wanted = False
+        self._store = store
+        self._session_id = view.record.session_id
+        self._view = view
+        self._replay = replay
+        self._owner = owner
+        self._can_drive = can_drive
+        self._timeout = timeout
+        self._now = asyncio.get_running_loop().time
+        self._answered = self._read = self._grown = self._driven = self._now()
+        self._settled = self._answered - SETTLED_S
+        self._noted = -math.inf
+        self._fence: int | None = None
+        self._pause = POLL_S
+
+    async def run(self) -> LogTail | None:
+        """The log's end, shown, once the session has ended or should be driven here; None once nobody reads it here.
+
+        Raises:
+            StoreError: the log is lost, or does not answer.
+            OtherText: the log contradicts what was shown.
+            NobodyDrives: readers should ask another orchestrator.
+        """
+        while True:
+            log = await self._look()
+            if log is not None and (log.reason is not None or self._is_due(log)):
+                return log
+            self._check_driven(log)
+            if self._is_unread():
+                return None
+            await self._note_reader()
+            await asyncio.sleep(RETRY_S if log is None else self._pause)
+
+    async def _look(self) -> LogTail | None:
+        """The log's end, shown; None if it does not answer now."""
+        try:
+            log = await self._news()
+        except StoreUnavailable:
+            self._settled = self._grown = self._now()
+            if self._now() - self._answered > self._timeout:
+                raise
+            return None
+        if log is None or self._is_behind(log):
+            # The store has lost it. A living owner writes it again with its next sign of life.
+            if self._now() - self._answered > self._timeout:
+                raise missing(self._session_id)
+            return None
+        self._answered, self._fence = self._now(), log.fence
+        self._view.newest_fence = max(self._view.newest_fence, log.fence)
+        self._pause = min(MOST_POLL_S, LONGER * self._pause)
+        if log.skipped + len(log.tokens) > self._replay.seen:
+            self._grown, self._pause = self._answered, POLL_S
+        await self._replay.extend(log, log.skipped)
+        return log
+
+    async def _news(self) -> LogTail | None:
+        """The log's unseen part; all of it where the seen part may have changed."""
+        seen = self._replay.seen
+        log = await self._store.tail(self._session_id, seen)
+        if (
+            log is None
+            or not seen
+            or (log.fence == self._fence and log.length >= self._replay.output.prompt_length + seen)
+        ):
+            return log
+        return await self._store.tail(self._session_id, 0)
+
+    def _is_behind(self, log: LogTail) -> bool:
+        """The log is only the beginning of what was shown, which is no contradiction."""
+        shown = self._replay.output.tokens
+        end = log.skipped + len(log.tokens)
+        return end < len(shown) and shown[log.skipped : end] == list(log.tokens)
+
+    def _is_due(self, log: LogTail) -> bool:
+        """Whether to claim: nobody drives it, its owner makes no progress, or a reader wants it here.
+
+        Ending it needs no verifier.
+        """
+        if not (self._can_drive() or log.cancelled):
+            return False
+        stalled = self._now() - self._grown > self._view.patience_with_others
+        if stalled:
+            self._view.patience_with_others *= 2
+        silent = log.abandoned and self._now() - self._settled >= SETTLED_S
+        return self.wanted or stalled or silent or log.owner == self._owner
+
+    def _check_driven(self, log: LogTail | None) -> None:
+        """Count the owner's silence; that of the log says nothing about the owner. Raises NobodyDrives."""
+        if log is None or not log.abandoned or self._can_drive():
+            self._driven = self._now()
+        if self._now() - self._driven > self._timeout:
+            raise NobodyDrives("session_id: no verifier is there to go on with it, or no room")
+
+    async def _note_reader(self) -> None:
+        """Tell the owner, which may have no reader left, that there is one here."""
+        if self._view.readers.count and self._now() - self._noted >= RENEW_S:
+            self._noted = self._now()
+            with suppress(StoreUnavailable):
+                await self._store.note_reader(self._session_id)
+
+    def _is_unread(self) -> bool:
+        if self._view.readers.count:
+            self._read = self._now()
+        return self._now() - self._read > UNREAD
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -268,11 +407,8 @@ class Ownership:
 
     def _follow(self, driver: SessionDriver, replay: Replay) -> None:
         view, timeout = driver.view, self._store_timeout
-        session_id = view.record.session_id
-        follower = Follower(
-            self._store, session_id, view, replay, self._owner, lambda: self._unfit(view.record) is None, timeout
-        )
-        self._followers[session_id] = follower
+        follower = Follower(self._store, view, replay, self._owner, lambda: self._unfit(view.record) is None, timeout)
+        self._followers[view.record.session_id] = follower
         driver.follow(self._run(driver, replay, follower))
 
     async def _run(self, driver: SessionDriver, replay: Replay, follower: Follower) -> None:

@@ -24,7 +24,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.ownership.ownership import must_end
+from orchestrator.ownership import must_end
 from orchestrator.store import (
     LEASE_S,
     DamagedLog,
@@ -54,21 +54,6 @@ MOST_AT_ONCE = 32
 Rolls = dict[str, set[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPatience:
-    """Seconds. owner: how long an owner that does not reach the log keeps its sessions. reader: how long a session
-    with a request id waits for one.
-    """
-
-    owner: float
-    reader: float
-
-    def is_over(self, log: StoredSession) -> bool:
-        """Whether neither the owner nor a reader will come back to the session."""
-        grace = self.reader if log.record.request_id else 0.0
-        return log.silent_s > LEASE_S + max(self.owner, grace)
-
-
 @dataclass(slots=True)
 class Sweeper:
     """Enters sessions in the roll, and asks it, until `run` is cancelled.
@@ -77,13 +62,16 @@ class Sweeper:
         driven: by model (its weights' fingerprint) the sessions that are driven here; the models that are served are
             named, also without sessions.
         end: ends a session whose log was as given; returns whether it did. Raises StatusError.
+        owner_s: how long an owner that does not reach the log keeps its sessions. reader_s: how long a session with a
+            request id waits for a reader.
         kept: seconds for which the log keeps a running session, and so the roll.
     """
 
     store: SessionStore
     driven: Callable[[], Rolls]
     end: Callable[[StoredSession, FinishReason], Awaitable[bool]]
-    patience: SweepPatience
+    owner_s: float
+    reader_s: float
     kept: float
     _ended: Rolls = field(default_factory=dict)
     # By roll: the sessions to end, and since when that is known, by the loop's clock.
@@ -191,7 +179,8 @@ class Sweeper:
         """Why a session that runs in the log must end now; None if its owner lives, or somebody may come for it."""
         if not log.abandoned:
             return None
-        return must_end(log) or (FinishReason.CANCELLED if self.patience.is_over(log) else None)
+        grace_s = max(self.owner_s, self.reader_s if log.record.request_id else 0.0)
+        return must_end(log) or (FinishReason.CANCELLED if log.silent_s > LEASE_S + grace_s else None)
 
     async def _end(self, log: StoredSession, reason: FinishReason) -> bool:
         shown = log.record.session_id[:SHOWN_CHARACTERS]

@@ -1,1 +1,0 @@
-"""Who owns a session: the room that claims, follows and sweeps."""
