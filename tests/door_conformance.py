@@ -269,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     line.add_argument("--seconds", type=int, default=SECONDS, help="(default: %(default)s)")
     args = line.parse_args(argv)
     with TemporaryDirectory() as folder:
-        asked = args.document or Path(folder, "specwire.json")
+        asked = Path(folder, "specwire.json") if args.document is None else args.document.absolute()
         if args.document is None:
             asked.write_text(json.dumps(document()))
         words = ("--target", str(demo_pair.TARGET), "--draft", str(demo_pair.DRAFT), "--chat-template", str(TEMPLATE))
@@ -279,7 +279,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             options = ["--checks", CHECKS, "--request-timeout", str(ANSWER_LIMIT_S), "--max-time", str(args.seconds)]
             command = [str(PROGRAM), "run", str(asked), "--url", url, *options, "--phases", "coverage,fuzzing"]
             done = subprocess.run(
-                [*command, "--continue-on-failure", "--max-examples", "1000000"], timeout=args.seconds + BEYOND_S
+                [*command, "--continue-on-failure", "--max-examples", "1000000"],
+                cwd=folder,  # it keeps what it found there
+                timeout=args.seconds + BEYOND_S,
             )
             with urlopen(f"{ready['http']}/ready", timeout=ANSWER_LIMIT_S) as answer:
                 ready_again = bool(json.load(answer)["ready"])
