@@ -6,7 +6,7 @@ import asyncio
 
 from orchestrator.session.output import MOST_REPORTED, Cursor, Output, Replay
 from specwire.core.messages import Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
-from specwire.text import OutputText
+from specwire.text.output import OutputText
 from tests.text.tokenizers_for_tests import byte_level
 
 D = Outcome.DIRECT
