@@ -76,10 +76,10 @@ class Fields:
 
     def __init__(self, values: dict[str, Any], path: str = "") -> None:
         self._left = {name: value for name, value in values.items() if value is not None}
-        self._path = path
+        self.path = path
 
     def invalid(self, name: str, message: str) -> InvalidParameter:
-        return InvalidParameter(self._path + name, message)
+        return InvalidParameter(self.path + name, message)
 
     def _wrong(self, name: str, wanted: str, value: object) -> InvalidParameter:
         return self.invalid(name, f"must be {wanted}, not {shown(value)}")
@@ -164,7 +164,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self._wrong(name, "an object", value)
-        return Fields(value, f"{self._path}{name}.")
+        return Fields(value, f"{self.path}{name}.")
 
     def fixed(self, name: str, *allowed: object) -> None:
         """Take a field that may only have the value that holds here anyway."""

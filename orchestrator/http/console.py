@@ -1,21 +1,26 @@
-"""What the console asks for: one session with all that happens in it, and the state of services and sessions.
+"""The console: its page, and what that asks for: one session with all that happens in it, and the state of services.
 
-Not a public interface: it changes with the page (`orchestrator/http/page`).
+Not a public interface: it changes with the page (`page/`), which has no build step and asks nobody but the orchestrator
+that it came from.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import Part
-from orchestrator.http.endpoint import Call, HttpService, Served
+from orchestrator.chat.models import ServedModel
+from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.answers import DONE, OUTCOMES, EventStream, event, figures
 from orchestrator.http.openai.completions import prompts_of, sessions_of
@@ -45,11 +50,10 @@ class ConsoleEndpoints:
     async def generate(self, call: Call) -> ASGIApp:
         """A completion's fields with one prompt; answers a stream of events by `type`, errors included."""
         fields = await self._service.fields(call)
-        aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
-        prompts = await aside(prompts_of, fields.take("prompt"))
+        prompts = await call.aside(prompts_of, fields.take("prompt"))
         request = take_completion(fields, "")
         fields.end()
-        served = self._service.served(request.model)
+        served = self._service.served(request.template.model)
         requests = sessions_of(request, prompts)
         if len(requests) != 1:
             raise InvalidParameter("n", f"the console shows one session, not {len(requests)}")
@@ -112,7 +116,7 @@ def _session(driver: SessionDriver) -> Json:
 class ConsoleStream:
     """One session's events for the page, in the order in which they happened."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedModel) -> None:
         self._served = served
         self._waiting: asyncio.Queue[Json | None] = asyncio.Queue(MOST_WAITING)
         self._left_out = 0
@@ -185,3 +189,33 @@ class ConsoleStream:
             case TracedVerdict():
                 names = [outcome.name.lower() for outcome in traced.outcomes]
                 return {"type": "judged", "texts": texts, **asdict(traced), "outcomes": names}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The page.
+
+PAGE = Path(__file__).resolve().parent / "page"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+def page_routes() -> list[Route]:
+    """The page at `/`, its parts below `/console/`. Open to everybody: they hold no user's data."""
+    files = {file.name: file for file in PAGE.iterdir() if file.suffix in TYPES}
+    served = {"/" if name == "index.html" else f"/console/{name}": file for name, file in files.items()}
+    return [Route(path, _giving(file), methods=["GET"]) for path, file in sorted(served.items())]
+
+
+def _giving(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    content, kind = file.read_bytes(), TYPES[file.suffix]
+
+    async def give(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=PAGE_HEADERS)
+
+    return give

@@ -18,14 +18,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from orchestrator.admission import MOST_ITEMS
-from orchestrator.api.calls import merged
-from orchestrator.api.existing_sessions import cancel, delete, read_again, runs
-from orchestrator.chat.answer import demand
+from orchestrator.api.calls import cancel, delete, merged, read_again, runs
 from orchestrator.chat.fields import Fields, shown
+from orchestrator.chat.models import ServedModel, demand
 from orchestrator.chat.talk import check_count, take_talk
-from orchestrator.http.endpoint import Call, HttpService, Served
-from orchestrator.http.errors import INVALID, Failure, failure_of
-from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream
+from orchestrator.http.endpoint import Call, HttpService
+from orchestrator.http.errors import INVALID, Failure, failure_of, naming
+from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream, usage_of
 from orchestrator.http.openai.completions import begun
 from orchestrator.http.openai.requests import take_chat, take_length
 from orchestrator.http.openai.response_items import (
@@ -36,7 +35,6 @@ from orchestrator.http.openai.response_items import (
     messages_of,
     served_tools,
 )
-from orchestrator.http.openai.usage import usage_of
 from orchestrator.session.stats import stats_of
 from orchestrator.sessions import END_LIMIT_S
 from orchestrator.store import StoredSession
@@ -45,7 +43,7 @@ from specwire.core.messages import Outcome
 from specwire.rpc import convert
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
-from specwire.text import OutputText
+from specwire.text.output import OutputText
 from specwire.text.tool_calls.formats import ChatFamily
 from specwire.text.tool_calls.parser import OutputParser
 from specwire.text.tool_calls.readers import ToolFunction
@@ -164,7 +162,7 @@ class ResponseNote:
 class ResponseAnswer:
     """One response as it comes, or as it is told again."""
 
-    def __init__(self, note: ResponseNote, served: Served, session_id: str, created: float) -> None:
+    def __init__(self, note: ResponseNote, served: ServedModel, session_id: str, created: float) -> None:
         self.session_id = session_id
         self.reason: common_pb2.FinishReason = common_pb2.FINISH_REASON_UNSPECIFIED
         self.message = ""
@@ -250,13 +248,8 @@ class Responses:
         chat, told = await self._admission.aside(call.tenant, size, _as_chat, fields, items)
         fields.end()
         told["previous_response_id"] = previous
-        try:
+        with naming(NAMES):
             return await self._as_chat(call, chat, ResponseNote(items, told, store), size)
-        except (InvalidParameter, StatusError) as error:
-            failure = failure_of(error)
-            name, dot, rest = (failure.param or "").partition(".")
-            failure.param = (NAMES.get(name, name) + dot + rest) or None
-            raise failure from None
 
     async def _as_chat(self, call: Call, chat: Fields, note: ResponseNote, size: int) -> ASGIApp:
         """size: bytes of its items."""
@@ -266,7 +259,7 @@ class Responses:
         if previous is not None:
             request.template.parent, request.template.whole_prompt = _session_of(previous), True
         served = await self._service.served_for(request.template, call.tenant)
-        told = await self._service.chat(served, talk, self._admission.of(call.tenant, size))
+        told = await served.chat(talk, self._admission.of(call.tenant, size))
         demand(request.template.sampling, told.constraint, told.form.thinking)
         note = replace(note, names=[each.name for each in talk.tools.functions], thinking=bool(told.form.thinking))
         asked = request.for_prompt(told.text)
@@ -280,7 +273,7 @@ class Responses:
             return EventStream(self._stream(begins, note, served), self._quiet, leave)
         return await self._whole(events, note, served)
 
-    async def _whole(self, events: Events, note: ResponseNote, served: Served) -> ASGIApp:
+    async def _whole(self, events: Events, note: ResponseNote, served: ServedModel) -> ASGIApp:
         answer: ResponseAnswer | None = None
         async with aclosing(events):
             async for _, part in events:
@@ -294,7 +287,7 @@ class Responses:
             raise StatusError(*FAILURES[answer.reason])
         return JSONResponse(answer.body())
 
-    async def _stream(self, events: Events, note: ResponseNote, served: Served) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, events: Events, note: ResponseNote, served: ServedModel) -> AsyncGenerator[bytes, None]:
         """Typed events, each with its number. Behind a failure's comes the response as it failed."""
         number, answer = 0, None
 
@@ -327,7 +320,7 @@ class Responses:
             yield sent({"type": kind, "response": answer.body()})
         yield DONE
 
-    def _begun(self, note: ResponseNote, served: Served, started: pb.Started) -> ResponseAnswer:
+    def _begun(self, note: ResponseNote, served: ServedModel, started: pb.Started) -> ResponseAnswer:
         driver = self._service.orchestrator.sessions.get(started.session_id)
         created = time.time() if driver is None else driver.view.record.created
         return ResponseAnswer(note, served, started.session_id, created)
@@ -371,9 +364,11 @@ class Responses:
                 _check_included(Fields({"include": value}))
             elif name != "include_obfuscation" and (name, value) != ("stream", "false"):
                 raise InvalidParameter(name, "is not served: a stored response is told whole")
-        return await self._shown(call, *await self._stored(call))
+        return await self._shown(call)
 
-    async def _shown(self, call: Call, answer: ResponseAnswer, size: int) -> ASGIApp:
+    async def _shown(self, call: Call) -> ASGIApp:
+        stored, note, size = await self._read(call.path["response"], call.tenant, "response_id")
+        answer = await self._told_again(stored, note, call.tenant, size)
         return Response(await self._admission.aside(call.tenant, size, answer.written), media_type="application/json")
 
     async def cancel(self, call: Call) -> ASGIApp:
@@ -388,18 +383,13 @@ class Responses:
             driver = orchestrator.sessions.get(session_id)
             if driver is not None:
                 await driver.view.ended(END_LIMIT_S)
-        return await self._shown(call, *await self._stored(call))
+        return await self._shown(call)
 
     async def delete(self, call: Call) -> ASGIApp:
         stored, _, _ = await self._read(call.path["response"], call.tenant, "response_id", charged=False)
         session_id = stored.record.session_id
         await delete(self._service.orchestrator, session_id)
         return JSONResponse({"id": PREFIX + session_id, "object": "response", "deleted": True})
-
-    async def _stored(self, call: Call) -> tuple[ResponseAnswer, int]:
-        """The response, and how many bytes it goes through."""
-        stored, note, size = await self._read(call.path["response"], call.tenant, "response_id")
-        return await self._told_again(stored, note, call.tenant, size), size
 
     async def _items_before(self, previous: str | None, tenant: str) -> list[Json]:
         """The conversation that a response ends with."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.http.openai.usage import by_source, metrics_of, total, usage_of
+from orchestrator.http.openai.answers import by_source, metrics_of, total, usage_of
 from specwire.v1 import generation_pb2 as pb
 from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front
 from tests.orchestrator.stack import PROMPT, TARGET, plain
@@ -86,21 +86,6 @@ def test_a_request_chooses_its_sources(door: Front) -> None:
     assert aiperf_takes(off["metrics"]["speculative_decoding"])
     assert off["choices"][0]["text"] == WHOLE
     assert door.done(COMPLETIONS, specwire={}, **ASKED)["choices"][0]["text"] == WHOLE
-
-
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"specwire": {"sources": ["medusa"]}}, "specwire.sources"),
-        ({"specwire": {"sources": 3}}, "specwire.sources"),
-        ({"specwire": {"source": ["ngram"]}}, "specwire.source"),
-        ({"specwire": []}, "specwire"),
-        ({"specwire": {"sources": ["ngram"]}, "drafting": "off"}, "specwire.sources"),
-    ],
-)
-def test_a_wrong_choice_is_refused_by_name(door: Front, asked: dict[str, Any], param: str) -> None:
-    answer = door.post(COMPLETIONS, **ASKED, **asked)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 def benchmark_reading(page: str) -> dict[str, int]:
