@@ -14,8 +14,8 @@ from dataclasses import replace
 import grpc
 
 from orchestrator.admission import MOST_COMPLETIONS, MOST_NOTE_BYTES, MOST_REFERENCE_BYTES, MOST_REQUEST_ID
+from orchestrator.chat.fields import check_count
 from orchestrator.chat.models import ChatPrompt, demand
-from orchestrator.chat.talk import check_count
 from orchestrator.options import UNLIMITED, OutputLengths
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import store_statuses

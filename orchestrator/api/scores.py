@@ -91,7 +91,8 @@ class PromptScorer:
         if len(whole) > target.context:
             message = f"one of {len(whole) - len(prefix)} tokens behind a prefix of {len(prefix)} does not fit"
             raise ContextExceeded("continuations", message, target.context)
-        record = await record_of(_prompt_only(_of_tokens(whole)), target, tenant, seed=0, room=0)
+        longest = _prompt_only(pb.GenerateRequest(tokens=pb.TokenIds(ids=whole)))
+        record = await record_of(longest, target, tenant, seed=0, room=0)
         flat = [tuple(chain.from_iterable(parts)) for parts in texts]
         asked = verify_pb2.ScoreRequest(
             tokens=[*prefix, *flat[0]],
@@ -165,10 +166,6 @@ def _prompt_only(request: pb.GenerateRequest) -> pb.GenerateRequest:
         asked.ClearField(name)
     asked.stopping.max_tokens, asked.stopping.min_tokens, asked.stopping.fit_context = 1, 0, False
     return asked
-
-
-def _of_tokens(tokens: Sequence[int]) -> pb.GenerateRequest:
-    return pb.GenerateRequest(tokens=pb.TokenIds(ids=tokens))
 
 
 async def _texts_of(request: pb.ScoreTextRequest, target: Target) -> tuple[list[int], list[list[list[int]]]]:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from orchestrator.admission import MOST_JSON_BYTES, MOST_MESSAGES, MOST_TOOLS
-from orchestrator.chat.fields import Fields, JsonBounds, made_constraint, no_number, shown
+from orchestrator.chat.fields import Fields, JsonBounds, check_count, made_constraint, no_number, shown
 from orchestrator.chat.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
@@ -41,11 +41,6 @@ def take_messages(fields: Fields, bounds: JsonBounds | None = None) -> list[Chat
     check_count("messages", len(value), MOST_MESSAGES)
     bounds = bounds or JsonBounds()
     return [_message(f"messages[{index}]", each, bounds) for index, each in enumerate(value)]
-
-
-def check_count(field: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidParameter(field, f"at most {most} are allowed, not {count}")
 
 
 def _message(name: str, value: object, bounds: JsonBounds) -> ChatMessage:

@@ -43,18 +43,13 @@ NAMED = re.compile(r"[!-~]{1,128}")
 
 def application(service: HttpService) -> ASGIApp:
     """The endpoints, for whom may call. Health, readiness and version want no key, as gRPC's health checks do not."""
-    options = service.orchestrator.options
-    answered = shared(routed(service), options.http_access)
-    return RequestIds(OriginCheck(answered, options.http_access, options.http))
-
-
-def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
-    """Answers that pages of the allowed origins may read, by the CORS protocol of the WHATWG's Fetch standard."""
-    if not access.origins:
-        return app
-    origins = [each.lower() for each in access.origins]
-    methods, shown = ("GET", "POST", "DELETE"), (REQUEST_ID, "retry-after")
-    return CORSMiddleware(app, origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
+    access = service.orchestrator.options.http_access
+    app: ASGIApp = routed(service)
+    if access.origins:  # whose pages may read answers, by the CORS protocol of the WHATWG's Fetch standard
+        origins = [each.lower() for each in access.origins]
+        methods, shown = ("GET", "POST", "DELETE"), (REQUEST_ID, "retry-after")
+        app = CORSMiddleware(app, origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
+    return RequestIds(OriginCheck(app, access, service.orchestrator.options.http))
 
 
 class RequestIds:

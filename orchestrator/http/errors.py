@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import grpc
 from starlette.exceptions import HTTPException
@@ -55,27 +56,17 @@ RETRY_S = 1.0
 NAMES = {"stop_ids": "stop_token_ids", ConstraintKind.JSON_SCHEMA: "response_format"}
 
 
+@dataclass(eq=False)
 class Failure(Exception):
     """An answer that is an error. param: the field that is wrong. retry_after: seconds. close: the connection, too."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        kind: str = INVALID,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: float | None = None,
-        close: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
-        self.close = close
+    status: int
+    message: str
+    kind: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    close: bool = False
 
     def body(self) -> dict[str, object]:
         error = {"message": clipped(self.message), "type": self.kind, "param": self.param, "code": self.code}

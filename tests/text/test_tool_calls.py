@@ -665,22 +665,8 @@ def test_values_as_python_writes_them() -> None:
         found = as_json(text)
         assert found is not None
         assert json.loads(found) == value
-    for text in (
-        "",
-        "a",
-        "'a",
-        "[1",
-        "[1}",
-        "{1: 2}",
-        "{'a'}",
-        "[,]",
-        "1 2",
-        "01",
-        "'a' 'b'",
-        "[" * 101,
-        "1" * 401,
-        "\\",
-    ):
+    unended, wrong = ("", "'a", "[1", "\\"), ("a", "[1}", "{1: 2}", "{'a'}", "[,]", "1 2", "01", "'a' 'b'")
+    for text in (*unended, *wrong, "[" * 101, "1" * 401):
         assert as_json(text) is None
     assert typed("\ud800", frozenset(["string"])) == '"\\ud800"'
 

@@ -400,17 +400,9 @@ def places_of(text: str, sessions: int) -> list[StreamPlace | None]:
 
 def _place(text: str) -> StreamPlace:
     found = FORM.fullmatch(text)
-    if found is None:
-        raise _no_id()
-    position, value, end, stage = found.groups()
-    place = StreamPlace(int(position), int(value, 16), int(end), Stage(int(stage)))
-    if max(place.position, place.end) > MOST_WHOLE:
-        raise _no_id()
-    return place
-
-
-def _no_id() -> InvalidParameter:
-    return InvalidParameter(FIELD, "must be the id of an event of this stream")
+    if found is None or max(int(found[1]), int(found[3])) > MOST_WHOLE:
+        raise InvalidParameter(FIELD, "must be the id of an event of this stream")
+    return StreamPlace(int(found[1]), int(found[2], 16), int(found[3]), Stage(int(found[4])))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

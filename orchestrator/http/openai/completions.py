@@ -17,9 +17,9 @@ from orchestrator.admission import MOST_REQUEST_ID
 from orchestrator.api.calls import merged
 from orchestrator.api.requests import check_copies, check_size, checked_request_id, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
-from orchestrator.chat.fields import is_ids, shown
+from orchestrator.chat.fields import check_count, is_ids, shown
 from orchestrator.chat.models import ServedModel, demand
-from orchestrator.chat.talk import check_count, take_talk
+from orchestrator.chat.talk import take_talk
 from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import naming
 from orchestrator.http.openai.answers import (
@@ -168,24 +168,17 @@ def prompts_of(value: object) -> list[Prompt]:
 
 
 def sessions_of(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[pb.GenerateRequest]:
-    """The sessions' requests, those of one prompt side by side."""
+    """The sessions' requests, those of one prompt side by side.
+
+    An id stands for one session: where the request has one, each of several has its own. A long one's digest stands for
+    it, so that there is room for the number.
+    """
     if len(prompts) * request.n > MOST_CHOICES:
         message = f"{len(prompts)} prompts with {request.n} choices each make more than {MOST_CHOICES}"
         raise InvalidParameter("prompt" if request.n == 1 else "n", message)
     check_copies(request.template, len(prompts) * request.n)
-    return named(
-        [each for prompt in prompts for each in single_requests(request.for_prompt(prompt))],
-        request.template.request_id,
-    )
-
-
-def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.GenerateRequest]:
-    """The requests with ids of their own, where the request has one: an id stands for one session.
-
-    A long one's digest stands for it, so that there is room for the number. Raises InvalidParameter.
-    """
-    checked_request_id(request_id)
-    stem = request_id
+    requests = [each for prompt in prompts for each in single_requests(request.for_prompt(prompt))]
+    stem = request_id = checked_request_id(request.template.request_id)
     if len(f"{stem}{BETWEEN}{MOST_CHOICES}") > MOST_REQUEST_ID:
         stem = hashlib.sha256(stem.encode()).hexdigest()
     for index, each in enumerate(requests):

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.chat.fields import Fields, made_constraint, shown
-from orchestrator.chat.talk import check_count, text_of
+from orchestrator.chat.fields import Fields, check_count, made_constraint, shown
+from orchestrator.chat.talk import text_of
 from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
 from specwire.core.law.constraint import MOST_CHOICES as MOST_TEXTS
 from specwire.core.law.constraint import Constraint, ConstraintKind
@@ -410,13 +410,8 @@ def _without_effect(fields: Fields) -> None:
         fields.text(name)
     fields.inner("metadata")
     fields.flag("store")
-    _cache_options(fields)
-
-
-def _cache_options(fields: Fields) -> None:
-    """How long a prompt may be kept for, and where it may be parted: ours are kept as there is room."""
     inner = fields.inner("prompt_cache_options")
-    if inner is not None:
+    if inner is not None:  # how long a prompt may be kept for, and where it may be parted: as there is room
         for name in ("mode", "ttl"):
             inner.text(name)
         inner.fixed("prewarm", False)

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp
 
 from orchestrator.admission import MOST_ITEMS
 from orchestrator.api.calls import cancel, delete, merged, read_again, runs
-from orchestrator.chat.fields import Fields, shown
+from orchestrator.chat.fields import Fields, check_count, shown
 from orchestrator.chat.models import ServedModel, demand
-from orchestrator.chat.talk import check_count, take_talk
+from orchestrator.chat.talk import take_talk
 from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import INVALID, Failure, failure_of, naming
 from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream, usage_of

@@ -24,7 +24,7 @@ from tests.orchestrator.stack import PROMPT
 
 IDS = list(PROMPT)
 TALK = [{"role": "user", "content": "5 6 7"}]
-ADA, BOB = "token-of-ada-long-enough", "token-of-bob-long-enough"
+ADA = "token-of-ada-long-enough"
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
@@ -165,22 +165,17 @@ def test_the_requests_timeout_passes(door: Front) -> None:
     assert events[-1]["error"]["code"] == "deadline_exceeded"
 
 
-def test_keys_are_grpcs_and_limits_say_when_to_come_again(door: Front) -> None:
-    access = Access(keys=Keys({ADA: "ada", BOB: "bob"}), tokens_per_minute=100)
-    wish = {"model": MODEL, "prompt": IDS, "max_tokens": 90, "ignore_eos": True}
-    with another(door, access) as locked:
+def test_keys_are_grpcs(door: Front) -> None:
+    wish = {"model": MODEL, "prompt": IDS, "max_tokens": 3}
+    with another(door, Access(keys=Keys({ADA: "ada"}))) as locked:
         for headers in ({}, {"Authorization": "Bearer token-of-nobody-here"}, {"Authorization": ADA}):
             answer = locked.client.post(COMPLETIONS, json=wish, headers=headers)
             assert (answer.status_code, error_of(answer)["code"]) == (401, "invalid_api_key")
             assert answer.headers["www-authenticate"] == "Bearer"
             assert locked.client.get("/metrics", headers=headers).status_code == 401
         assert locked.client.get("/health").status_code == locked.client.get("/ready").status_code == 200
-        ada, bob = ({"Authorization": f"Bearer {token}"} for token in (ADA, BOB))
+        ada = {"Authorization": f"Bearer {ADA}"}
         assert locked.client.post(COMPLETIONS, json=wish, headers=ada).status_code == 200
-        answer = locked.client.post(COMPLETIONS, json=wish, headers=ada)
-        assert (answer.status_code, error_of(answer)["type"]) == (429, "rate_limit_error")
-        assert int(answer.headers["retry-after"]) > 0
-        assert locked.client.post(COMPLETIONS, json=wish, headers=bob).status_code == 200
 
 
 def test_a_request_id_is_not_taken_for_another_request(door: Front) -> None:

@@ -106,52 +106,6 @@ GEMMA = """{{ bos_token }}
 {% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}
 {{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}
 {% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
-GEMMA = """{{ bos_token }}
-{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{% for message in messages %}
-{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}
-{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}
-{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
-CODER = """{%- if messages[0].role == 'system' %}
-    {%- set system = messages[0].content %}{%- set rest = messages[1:] %}
-{%- else %}{%- set system = 'You are Qwen.' if tools else none %}{%- set rest = messages %}{%- endif %}
-{%- if system is not none %}{{- '<|im_start|>system\\n' + system }}{%- endif %}
-{%- if tools %}
-    {{- '\\n\\n<tools>' }}
-    {%- for tool in tools %}
-        {%- set tool = tool.function %}
-        {{- '\\n<function>\\n<name>' ~ tool.name ~ '</name>' }}
-        {%- for name, fields in tool.parameters.properties | items %}
-            {{- '\\n<parameter>\\n<name>' ~ name ~ '</name>' }}
-            {{- '\\n<type>' ~ (fields.type | string) ~ '</type>\\n</parameter>' }}
-        {%- endfor %}
-        {{- '\\n</function>' }}
-    {%- endfor %}
-    {{- '\\n</tools>\\n\\nCall one as <tool_call>\\n<function=name>\\n</function>\\n</tool_call>.' }}
-{%- endif %}
-{%- if system is not none %}{{- '<|im_end|>\\n' }}{%- endif %}
-{%- for message in rest %}
-    {%- if message.role == 'assistant' and message.tool_calls %}
-        {{- '<|im_start|>assistant' }}
-        {%- if message.content | trim %}{{- '\\n' + message.content | trim + '\\n' }}{%- endif %}
-        {%- for call in message.tool_calls %}
-            {{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
-            {%- for name, value in call.function.arguments | items %}
-                {{- '<parameter=' + name + '>\\n' }}
-                {%- set is_json = value is mapping or (value is sequence and value is not string) %}
-                {{- value | tojson if is_json else value | string }}
-                {{- '\\n</parameter>\\n' }}
-            {%- endfor %}
-            {{- '</function>\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.previtem and loop.previtem.role != 'tool' %}{{- '<|im_start|>user\\n' }}{%- endif %}
-        {{- '<tool_response>\\n' + message.content + '\\n</tool_response>\\n' }}
-        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- else %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 FAMILIES = {"qwen": QWEN, "llama": LLAMA, "gemma": GEMMA}
 # It writes the arguments of calls as they are, and knows no tools beside them.
 DEEPSEEK = (

@@ -63,18 +63,25 @@ def tiny_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         yield running
 
 
+@contextmanager
+def called(known: Front, template: str = HERMES, form: str = "") -> Iterator[tuple[Front, Client]]:
+    """An orchestrator with both doors, and a client of gRPC's."""
+    with (
+        another(known, chat_template=template, tool_format=form) as door,
+        Client(door.serving.address, patience=0.0) as client,
+    ):
+        yield door, client
+
+
 def client_of(door: Front) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{door.url}/v1", api_key="any", timeout=LIMIT_S, max_retries=0)
 
 
-def checked(call: Any) -> None:
-    assert call.type == "function"
-    assert call.id.startswith("call_")
-    arguments = json.loads(call.function.arguments)
-    if call.function.name == "weather":
-        jsonschema.validate(arguments, WEATHER)
+def checked(name: str, arguments: str) -> None:
+    if name == "weather":
+        jsonschema.validate(json.loads(arguments), WEATHER)
     else:
-        assert (call.function.name, arguments) == ("now", {})
+        assert (name, json.loads(arguments)) == ("now", {})
 
 
 @pytest.mark.parametrize("form", NAMES)
@@ -87,9 +94,8 @@ def test_forced_calls_in_every_format(tiny_door: Front, form: str) -> None:
         for choice in done.choices:
             assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
             (call,) = choice.message.tool_calls or []
-            assert call.type == "function"
-            assert call.function.name == "weather"
-            checked(call)
+            assert (call.type, call.function.name, call.id[:5]) == ("function", "weather", "call_")
+            checked(call.function.name, call.function.arguments)
         with client.chat.completions.stream(**common, tool_choice=named) as stream:
             gathered = stream.get_final_completion().choices[0]
         (told,) = gathered.message.tool_calls or []
@@ -97,7 +103,7 @@ def test_forced_calls_in_every_format(tiny_door: Front, form: str) -> None:
         assert told.function.arguments == (done.choices[0].message.tool_calls or [])[0].function.arguments
         some = client.chat.completions.create(**common, tool_choice="required", parallel_tool_calls=False)
         (call,) = some.choices[0].message.tool_calls or []
-        checked(call)
+        checked(call.function.name, call.function.arguments)
 
 
 # What a model that knows each format writes; a constraint with one choice has the tiny one write it.
@@ -140,19 +146,30 @@ def test_what_a_model_writes_is_told_as_calls(tiny_door: Front, form: str) -> No
 
 
 def test_what_is_no_call_is_content(tiny_door: Front) -> None:
-    with another(tiny_door, chat_template=HERMES) as door, client_of(door) as client:
-        model = client.models.list().data[0].id
-        for text in (BROKEN, WRITTEN["hermes"].replace("weather", "other", 1).replace("now", "other")):
-            choice = client.chat.completions.create(model=model, tools=TOOLS, **writing(text)).choices[0]
-            assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", text, None)
+    """Over both doors."""
+    whole = WRITTEN["hermes"]
+    texts: list[tuple[str, dict[str, Any], int, str]] = [
+        (BROKEN, {}, 300, "stop"),
+        (whole.replace("weather", "other", 1).replace("now", "other"), {}, 300, "stop"),
+        (whole, {"tool_choice": "none"}, 300, "stop"),
+        (whole, {}, 12, "length"),
+    ]
+    with called(tiny_door) as (door, client):
+        for text, more, most, reason in texts:
+            asked: dict[str, Any] = {"messages": TALK, "tools": TOOLS, "guided_choice": [text], "max_tokens": most}
+            choice = door.done(CHAT, **asked, **more)["choices"][0]
+            told = client.chat(TALK, tools=TOOLS, choices=[text], max_tokens=most, **more)
+            assert (choice["finish_reason"], choice["message"]["content"]) == (reason, told.text)
+            assert (told.content, told.tool_calls) == (told.text, ())
+            assert "tool_calls" not in choice["message"]
+            assert text.startswith(told.text)
         events = door.events(CHAT, tools=TOOLS, messages=TALK, guided_choice=[BROKEN], max_tokens=300)
         assert events[-1]["choices"][0]["finish_reason"] == "stop"
-        off = client.chat.completions.create(model=model, tools=TOOLS, tool_choice="none", **writing(WRITTEN["hermes"]))
-        assert (off.choices[0].finish_reason, off.choices[0].message.content) == ("stop", WRITTEN["hermes"])
-        cut = client.chat.completions.create(
-            model=model, tools=TOOLS, **{**writing(WRITTEN["hermes"]), "max_completion_tokens": 12}
-        )
-        assert (cut.choices[0].finish_reason, cut.choices[0].message.tool_calls) == ("length", None)
+        over_grpc = list(client.generate(Chat(TALK, TOOLS), choices=[BROKEN], max_tokens=300))
+        deltas = [event.delta for event in over_grpc if isinstance(event, Chunk | Finished) and event.delta]
+        assert {call.whole for delta in deltas for call in delta.tool_calls} == {None, False}
+        plain = client.complete("How warm is it?", max_tokens=3)
+        assert (plain.content, plain.tool_calls) == ("", ())
 
 
 def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -310,26 +327,12 @@ def test_a_reader_that_comes_back_hears_all_of_it_again(tiny_door: Front) -> Non
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
-@contextmanager
-def called(known: Front, template: str = HERMES, form: str = "") -> Iterator[tuple[Front, Client]]:
-    """An orchestrator with both doors, and a client of gRPC's."""
-    with (
-        another(known, chat_template=template, tool_format=form) as door,
-        Client(door.serving.address, patience=0.0) as client,
-    ):
-        yield door, client
-
-
 def checked_completion(done: Completion) -> None:
     assert (done.content, done.reasoning) == ("", "")
     assert done.tool_calls
     for index, call in enumerate(done.tool_calls):
         assert call.id == call_id(done.session_id, index)
-        arguments = json.loads(call.arguments)
-        if call.name == "weather":
-            jsonschema.validate(arguments, WEATHER)
-        else:
-            assert (call.name, arguments) == ("now", {})
+        checked(call.name, call.arguments)
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
@@ -374,25 +377,6 @@ def test_an_answer_comes_in_deltas_and_goes_on_from_wherever_its_reader_left(tin
 
 def answer_of(done: Completion) -> tuple[object, ...]:
     return done.text, done.content, done.reasoning, done.tool_calls, done.finish_reason
-
-
-def test_over_grpc_what_is_no_call_is_content(tiny_door: Front) -> None:
-    with called(tiny_door) as (_, client):
-        events = list(client.generate(Chat(TALK, TOOLS), choices=[BROKEN], max_tokens=300))
-        ends = [
-            each.whole
-            for event in events
-            if isinstance(event, Chunk | Finished) and event.delta
-            for each in event.delta.tool_calls
-        ]
-        done = gathered(events)
-        assert (done.content, done.tool_calls, set(ends)) == (BROKEN, (), {None, False})
-        off = client.chat(TALK, tools=TOOLS, tool_choice="none", choices=[WRITTEN["hermes"]], max_tokens=300)
-        assert (off.content, off.tool_calls) == (WRITTEN["hermes"], ())
-        cut = client.chat(TALK, tools=TOOLS, choices=[WRITTEN["hermes"]], max_tokens=12)
-        assert (cut.finish_reason, cut.tool_calls, cut.content) == (FinishReason.LENGTH, (), cut.text)
-        plain = client.complete("How warm is it?", max_tokens=3)
-        assert (plain.content, plain.tool_calls) == ("", ())
 
 
 def test_over_grpc_the_talk_goes_on_with_calls_and_results(tiny_door: Front) -> None:
@@ -457,62 +441,40 @@ def test_refusals_name_their_field(tiny_door: Front) -> None:
     strict = [{"type": "function", "function": {**each["function"], "strict": True}} for each in TOOLS]
     odd = {"type": "function", "function": {"name": "a", "parameters": {"properties": {"x": {"type": "frob"}}}}}
     wrong: list[tuple[Any, dict[str, Any], str]] = [
-        (Chat([]), {}, "messages: must be a list of at least one message"),
         (Chat([{"role": "frob", "content": "x"}]), {}, "messages: messages[0].role must be one of"),
         (Chat(TALK, strict), {"json_schema": {"type": "object"}}, "json_schema: contradicts tools that a grammar"),
         (Chat(TALK, [odd], tool_choice="required"), {}, "tools: "),
         (Chat(TALK * 400), {}, "messages: "),
     ]
-    with called(tiny_door) as (_, client):
+    with called(tiny_door) as (_, client), called(tiny_door, "") as (_, without):
         for chat, options, message in wrong:
-            with pytest.raises(SpecwireError) as refused:
+            with pytest.raises(SpecwireError, match=f"INVALID_ARGUMENT.*{re.escape(message)}"):
                 client.complete(chat, **options)
-            assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
-            assert refused.value.message.startswith(message)
-    with called(tiny_door, "") as (_, client), pytest.raises(SpecwireError) as refused:
-        client.chat(TALK)
-    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "has no chat template" in refused.value.message
-
-
-def call(arguments: str) -> list[pb.ChatMessage]:
-    calls = [pb.ToolCall(id="a", name="f", arguments=arguments)]
-    return [pb.ChatMessage(role="user", content="x"), pb.ChatMessage(role="assistant", tool_calls=calls)]
+        with pytest.raises(SpecwireError, match="INVALID_ARGUMENT.*has no chat template"):
+            without.chat(TALK)
 
 
 USER = [pb.ChatMessage(role="user", content="x")]
 TOOL = [pb.ChatTool(name="f", parameters='{"type": "object"}')]
+
+
+def described(parameters: str) -> pb.Chat:
+    return pb.Chat(messages=USER, tools=[pb.ChatTool(name="f", parameters=parameters)])
+
+
+AUTO = pb.TOOL_CHOICE_AUTO
 MISTAKEN: list[tuple[pb.Chat, str]] = [
     (pb.Chat(), "messages: must be a list of at least one message"),
     (pb.Chat(messages=USER * 4097), "messages: at most 4096 are allowed, not 4097"),
-    (pb.Chat(messages=call('{"a": ' * 129)), "messages: messages[1].tool_calls[0].arguments is nested too deeply"),
     (pb.Chat(messages=USER, tools=TOOL * 2), "tools: tools[1].name: 'f' stands there twice"),
     (pb.Chat(messages=USER, tools=TOOL * 129), "tools: at most 128 are allowed, not 129"),
-    (pb.Chat(messages=USER, tools=[pb.ChatTool(name="a b")]), "tools: tools[0].name must be 1 to 128 letters"),
-    (
-        pb.Chat(messages=USER, tools=[pb.ChatTool(name="f", parameters="[]")]),
-        "tools: tools[0].parameters must be a JSON",
-    ),
-    (
-        pb.Chat(messages=USER, tools=[pb.ChatTool(name="f", parameters='{"a": NaN}')]),
-        "tools: tools[0].parameters must be",
-    ),
-    (pb.Chat(messages=USER, tools=[pb.ChatTool(name="f", parameters='{"type": 5}')]), "the JSON schema of an object"),
-    (
-        pb.Chat(messages=USER, tools=[pb.ChatTool(name="f", parameters='{"a": [' + '"",' * MOST_PARTS + '""]}')]),
-        f"tools: tools[0].parameters has more than {MOST_PARTS} strings",
-    ),
-    (
-        pb.Chat(messages=USER, tools=[pb.ChatTool(name="f", parameters='{"a": "' + "x" * MOST_JSON_BYTES + '"}')]),
-        f"tools: tools and template_values have more than {MOST_JSON_BYTES} bytes",
-    ),
+    (described("[]"), "tools: tools[0].parameters must be a JSON"),
+    (described('{"a": NaN}'), "tools: tools[0].parameters must be"),
+    (described('{"a": [' + '"",' * MOST_PARTS + '""]}'), f"tools[0].parameters has more than {MOST_PARTS} strings"),
+    (described('{"a": "' + "x" * MOST_JSON_BYTES + '"}'), f"have more than {MOST_JSON_BYTES} bytes"),
     (pb.Chat(messages=USER, template_values="5"), "template_values: must be a JSON object, not '5'"),
-    (pb.Chat(messages=USER, tool_choice=pb.TOOL_CHOICE_REQUIRED), "tool_choice: 'required' needs tools"),
     (pb.Chat(messages=USER, tool_name="g", tools=TOOL), "tool_name: 'g' is none of the tools"),
-    (
-        pb.Chat(messages=USER, tool_name="f", tools=TOOL, tool_choice=pb.TOOL_CHOICE_AUTO),
-        "tool_name: contradicts tool_choice",
-    ),
+    (pb.Chat(messages=USER, tool_name="f", tools=TOOL, tool_choice=AUTO), "tool_name: contradicts tool_choice"),
 ]
 
 
@@ -650,7 +612,7 @@ def test_forced_calls_likewise(thinking: Front) -> None:
             model=client.models.list().data[0].id, temperature=0, parallel_tool_calls=False, **asked
         )
     (call,) = done.choices[0].message.tool_calls or []
-    checked(call)
+    checked(call.function.name, call.function.arguments)
 
 
 def test_a_thought_that_is_cut_is_no_answer(thinking: Front) -> None:
