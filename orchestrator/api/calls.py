@@ -35,7 +35,7 @@ from orchestrator.store.base import NONE_OF_IT, deleted
 from orchestrator.store.encoding import TOKEN_BYTES
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import ClientTook, Emit, End, FinishReason, Outcome
+from specwire.core.messages import ClientTook, Emit, EmitEnd, End, FinishReason, Outcome
 from specwire.core.text import extend_hash
 from specwire.rpc import convert
 from specwire.rpc.errors import RETRY_AFTER, Context, StatusError
@@ -85,64 +85,6 @@ async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
     async for part in stream:
         return (part,)
     return ()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# From a session's output to the events of a client's stream.
-
-Part = pb.Started | pb.Chunk | pb.Finished
-
-
-def _started(view: SessionView, prompt: pb.Prompt | None = None) -> pb.Started:
-    record = view.record
-    return pb.Started(
-        session_id=record.session_id,
-        prompt_tokens=len(record.prompt),
-        sampling=convert.sampling_to_wire(record.sampling),
-        prompt_hash=view.prompt_hash,
-        prompt=prompt,
-        lossy=record.sampling.lossy,
-    )
-
-
-def _chunk(piece: Emit, way: OutputTimings | None, delta: pb.ChatDelta | None = None) -> pb.Chunk:
-    count = piece.outcomes.count
-    return pb.Chunk(
-        position=piece.position,
-        tokens=piece.tokens,
-        outcomes=convert.outcomes_to_wire(piece.outcomes),
-        text=piece.text,
-        text_ends=piece.text_ends,
-        accepted=count(Outcome.ACCEPTED),
-        recovered=count(Outcome.RECOVERED),
-        bonus=count(Outcome.BONUS),
-        direct=count(Outcome.DIRECT),
-        timings=None if way is None else _timings(way),
-        logprobs=convert.logprobs_to_wire(piece.logprobs),
-        delta=delta,
-    )
-
-
-def _timings(known: OutputTimings) -> pb.ChunkTimings:
-    return pb.ChunkTimings(
-        forward_ended_ns=known.step.forward_ended_ns,
-        verdict_received_ns=known.verdict_received_ns,
-        durable_ns=known.durable_ns,
-        emitted_ns=time.monotonic_ns(),
-        step=known.step,
-    )
-
-
-def _finished(view: SessionView, end: End, text: str, delta: pb.ChatDelta | None = None) -> pb.Finished:
-    return pb.Finished(
-        reason=convert.reason_to_wire(end.reason),
-        message=end.message,
-        text=text,
-        text_length=end.text_length,
-        stats=stats_of(view.stats, len(view.record.prompt)),
-        lossy=view.record.sampling.lossy,
-        delta=delta,
-    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -339,6 +281,10 @@ DEADLINE_SLACK_S = 0.1
 RESUME_AFTER_S = 0.1
 
 
+# What a reader hears: of the session first, then its pieces, then its end.
+Part = SessionView | Emit | EmitEnd
+
+
 class GenerationHandler:
     """What an orchestrator does for its callers; one object for all calls."""
 
@@ -440,28 +386,17 @@ class GenerationHandler:
             span.end(joined=driver.view.record.session_id[:SHOWN_CHARACTERS])
         return driver
 
-    def _prompt(self, record: SessionRecord) -> pb.Prompt | None:
-        """The prompt as the session's readers are shown it."""
-        if not record.echo:
-            return None
-        text = self._orchestrator.pool.models.tokenizer_of(record).decode(list(record.prompt))
-        return pb.Prompt(tokens=record.prompt, text=text)
-
     async def follow(self, view: SessionView, cursor: Cursor) -> AsyncGenerator[Part, None]:
-        """A reader's events from `cursor` on."""
-        known, form = view.output.end, AnswerForm.read(view.record.chat)
-        answer = None if form is None else AnswerReader(form, view.record.session_id)
-        if answer is not None:
-            await answer.skip(view.output.text[: cursor.characters])
-        yield _started(view, self._prompt(view.record))
+        """What a reader hears from `cursor` on."""
+        known = view.output.end
+        yield view
         async for shown in view.output.follow(cursor):
-            yield _chunk(shown, view.output.timings, None if answer is None else await answer.feed(shown.text))
+            yield shown
             view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
         if end is not None:
             _check_end(view, end, known is not None)
-            text = view.output.since(cursor).text
-            yield _finished(view, end, text, None if answer is None else await answer.finish(text))
+            yield EmitEnd(end, view.output.since(cursor).text)
 
 
 def _check_end(view: SessionView, end: End, known: bool) -> None:
@@ -503,11 +438,11 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         with _naming_tools(chat):
             async with aclosing(merged(streams)) as parts:
                 async for choice, part in parts:
-                    yield pb.GenerateResponse(choice=choice, **event_of(part))
+                    yield pb.GenerateResponse(choice=choice, **part)
 
     async def _asked(
         self, request: pb.GenerateRequest, context: Context
-    ) -> tuple[list[AsyncGenerator[Part, None]], ChatPrompt | None]:
+    ) -> tuple[list[AsyncGenerator[dict[str, Any], None]], ChatPrompt | None]:
         """The streams of the completions that a request asks for; of a chat, what their sessions are asked, too."""
         tenant, left = self._tenant(context), context.time_remaining()
         self._orchestrator.admission.charge(tenant, request.ByteSize())
@@ -522,7 +457,33 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         singles = single_requests(request)
         (seed,) = await self._handler.seeds.of(request, tenant)
         more: dict[str, Any] = {"traceparent": parent, "target": target, "chat": chat}
-        return [self._handler.generate(each, tenant, left, seed, **more) for each in singles], chat
+        return [self._told(self._handler.generate(each, tenant, left, seed, **more)) for each in singles], chat
+
+    async def _told(self, parts: AsyncGenerator[Part, None], known: str = "") -> AsyncGenerator[dict[str, Any], None]:
+        """Events of a stream, by their names. known: what a chat's reader has of the text already."""
+        view, answer = None, None
+        async with aclosing(parts):
+            async for part in parts:
+                match part:
+                    case SessionView():
+                        view, form = part, AnswerForm.read(part.record.chat)
+                        if form is not None:
+                            answer = AnswerReader(form, view.record.session_id)
+                            await answer.feed(known)
+                        yield {"started": _started(view, self._prompt(view.record))}
+                    case Emit() if view is not None:
+                        delta = None if answer is None else await answer.feed(part.text)
+                        yield {"chunk": _chunk(part, view.output.timings, delta)}
+                    case EmitEnd() if view is not None:
+                        delta = None if answer is None else await answer.finish(part.text)
+                        yield {"finished": _finished(view, part, delta)}
+
+    def _prompt(self, record: SessionRecord) -> pb.Prompt | None:
+        """The prompt as the session's readers are shown it."""
+        if not record.echo:
+            return None
+        text = self._orchestrator.pool.models.tokenizer_of(record).decode(list(record.prompt))
+        return pb.Prompt(tokens=record.prompt, text=text)
 
     async def _chat(self, chat: pb.Chat, target: Target, tenant: str) -> ChatPrompt:
         """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
@@ -546,8 +507,9 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             with view.readers.reading():
                 prefix_hash = request.prefix_hash if request.HasField("prefix_hash") else None
                 cursor = await cursor_of(self._orchestrator, view, request.from_position, prefix_hash)
-                async for part in self._handler.follow(view, cursor):
-                    yield pb.WatchResponse(**event_of(part))
+                known = view.output.text[: cursor.characters]
+                async for part in self._told(self._handler.follow(view, cursor), known):
+                    yield pb.WatchResponse(**part)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         log = await read_again(self._orchestrator, request.session_id, self._tenant(context), "session_id")
@@ -612,9 +574,56 @@ def _naming_tools(chat: ChatPrompt | None) -> Iterator[None]:
         raise InvalidParameter("tools", message) from None
 
 
-# The name of each part in the event of a stream.
-EVENTS: dict[type[Part], str] = {pb.Started: "started", pb.Chunk: "chunk", pb.Finished: "finished"}
+# From what a reader hears to the events of a client's stream.
 
 
-def event_of(part: Part) -> dict[str, Any]:
-    return {EVENTS[type(part)]: part}
+def _started(view: SessionView, prompt: pb.Prompt | None) -> pb.Started:
+    record = view.record
+    return pb.Started(
+        session_id=record.session_id,
+        prompt_tokens=len(record.prompt),
+        sampling=convert.sampling_to_wire(record.sampling),
+        prompt_hash=view.prompt_hash,
+        prompt=prompt,
+        lossy=record.sampling.lossy,
+    )
+
+
+def _chunk(piece: Emit, way: OutputTimings | None, delta: pb.ChatDelta | None) -> pb.Chunk:
+    count = piece.outcomes.count
+    return pb.Chunk(
+        position=piece.position,
+        tokens=piece.tokens,
+        outcomes=convert.outcomes_to_wire(piece.outcomes),
+        text=piece.text,
+        text_ends=piece.text_ends,
+        accepted=count(Outcome.ACCEPTED),
+        recovered=count(Outcome.RECOVERED),
+        bonus=count(Outcome.BONUS),
+        direct=count(Outcome.DIRECT),
+        timings=None if way is None else _timings(way),
+        logprobs=convert.logprobs_to_wire(piece.logprobs),
+        delta=delta,
+    )
+
+
+def _timings(known: OutputTimings) -> pb.ChunkTimings:
+    return pb.ChunkTimings(
+        forward_ended_ns=known.step.forward_ended_ns,
+        verdict_received_ns=known.verdict_received_ns,
+        durable_ns=known.durable_ns,
+        emitted_ns=time.monotonic_ns(),
+        step=known.step,
+    )
+
+
+def _finished(view: SessionView, part: EmitEnd, delta: pb.ChatDelta | None) -> pb.Finished:
+    return pb.Finished(
+        reason=convert.reason_to_wire(part.end.reason),
+        message=part.end.message,
+        text=part.text,
+        text_length=part.end.text_length,
+        stats=stats_of(view.stats, len(view.record.prompt)),
+        lossy=view.record.sampling.lossy,
+        delta=delta,
+    )

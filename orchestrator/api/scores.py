@@ -20,11 +20,12 @@ from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import SessionRecord
 from specwire.core.invalid import MOST_SCORED, MOST_SCORED_PARTS, ContextExceeded, InvalidParameter
+from specwire.core.messages import TokenLogprobs
 from specwire.rpc import convert
 from specwire.rpc.channel import Backoff
 from specwire.rpc.errors import RETRY_AFTER, StatusError
-from specwire.v1 import common_pb2, verify_pb2
 from specwire.v1 import generation_pb2 as pb
+from specwire.v1 import verify_pb2
 
 # Worth asking again, or elsewhere: all slots are taken; the link was lost, or the verifier stops.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
@@ -43,7 +44,7 @@ class PromptScores:
     """
 
     tokens: tuple[int, ...]
-    logprobs: Sequence[common_pb2.TokenLogprobs] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     ranks: Sequence[int] = ()
 
 
@@ -80,7 +81,10 @@ class PromptScorer:
         scored = await self._admitted(record, target, None if nothing else asked, time_left)
         if len(scored.scored) != len(scored.log_probabilities) or len(scored.ranks) != len(scored.log_probabilities):
             raise StatusError(grpc.StatusCode.INTERNAL, MISCOUNTED)
-        return PromptScores(tokens, scored.scored, scored.ranks)
+        try:
+            return PromptScores(tokens, convert.logprobs_from_wire(scored.scored), scored.ranks)
+        except InvalidParameter as error:
+            raise StatusError(grpc.StatusCode.INTERNAL, f"the verifier told no {error}") from None
 
     async def continuations(
         self, request: pb.ScoreTextRequest, target: Target, tenant: str, time_left: float | None

@@ -115,10 +115,6 @@ class AnswerReader:
         self._parser = form.parser()
         self._session_id = session_id
 
-    async def skip(self, text: str) -> None:
-        """Read what was told before."""
-        await self._read(text)
-
     async def feed(self, text: str) -> pb.ChatDelta | None:
         """What more of the text is; None for nothing yet."""
         return self._delta(await self._read(text))

@@ -22,17 +22,17 @@ from orchestrator.api.calls import Part
 from orchestrator.chat.models import ServedModel
 from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import failure_of
-from orchestrator.http.openai.answers import DONE, OUTCOMES, EventStream, event, figures
+from orchestrator.http.openai.answers import DONE, EventStream, event, figures
 from orchestrator.http.openai.completions import prompts_of, sessions_of
 from orchestrator.http.openai.requests import take_completion
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us
+from orchestrator.session.output import SessionView
+from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us, stats_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
+from specwire.core.messages import Emit, EmitEnd
 from specwire.rpc.link import Link
-from specwire.v1 import common_pb2
-from specwire.v1 import generation_pb2 as pb
 
 Json = dict[str, Any]
 
@@ -120,6 +120,7 @@ class ConsoleStream:
         self._served = served
         self._waiting: asyncio.Queue[Json | None] = asyncio.Queue(MOST_WAITING)
         self._left_out = 0
+        self._view: SessionView | None = None
 
     def note(self, traced: Traced) -> None:
         """Something happened in the session."""
@@ -150,34 +151,36 @@ class ConsoleStream:
 
     def _part(self, part: Part) -> Json:
         match part:
-            case pb.Started():
-                sampling = {"seed": str(part.sampling.seed), "rule": part.sampling.rule}
+            case SessionView():
+                self._view, sampling = part, part.record.sampling
                 return {
                     "type": "started",
-                    "session": part.session_id,
-                    "prompt_tokens": part.prompt_tokens,
+                    "session": part.record.session_id,
+                    "prompt_tokens": len(part.record.prompt),
                     "at_us": now_us(),
-                    **sampling,
+                    "seed": str(sampling.seed),
+                    "rule": sampling.rule_name,
                 }
-            case pb.Chunk():
+            case Emit():
                 return {
                     "type": "chunk",
                     "at_us": now_us(),
                     "position": part.position,
-                    "tokens": list(part.tokens),
-                    "outcomes": [OUTCOMES.get(each, "") for each in part.outcomes],
+                    "tokens": part.tokens,
+                    "outcomes": [each.name.lower() for each in part.outcomes],
                     "text": part.text,
-                    "ends": list(part.text_ends),
+                    "ends": part.text_ends,
                     "logprobs": [finite(known.logprob) for known in part.logprobs],
                 }
-            case pb.Finished():
+            case EmitEnd():
+                known = self._view
                 return {
                     "type": "finished",
                     "at_us": now_us(),
-                    "reason": common_pb2.FinishReason.Name(part.reason).removeprefix("FINISH_REASON_").lower(),
+                    "reason": part.end.reason.name.lower(),
                     "text": part.text,
-                    "text_length": part.text_length,
-                    "stats": figures(part.stats),
+                    "text_length": part.end.text_length,
+                    "stats": {} if known is None else figures(stats_of(known.stats, len(known.record.prompt))),
                     "left_out": self._left_out,
                 }
 

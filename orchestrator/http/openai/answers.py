@@ -24,8 +24,11 @@ from orchestrator.api.scores import PromptScores
 from orchestrator.chat.models import AnswerForm, ServedModel, call_id
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.requests import CompletionRequest
+from orchestrator.session.output import SessionView
+from orchestrator.session.stats import stats_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import MOST_LOGPROBS, finite
+from specwire.core.messages import Emit, EmitEnd, End, FinishReason, TokenLogprobs
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
 from specwire.text.output import OutputText
@@ -39,7 +42,6 @@ from specwire.text.tool_calls.parser import (
     ReasoningDelta,
     gathered,
 )
-from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ class CompletionShape:
         return reason
 
     def logprobs(
-        self, tokens: Sequence[int], logprobs: Sequence[common_pb2.TokenLogprobs], begins: list[int], names: TokenBytes
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], begins: list[int], names: TokenBytes
     ) -> Json:
         """Of decided tokens. begins: where each one's text begins in the answer."""
         return {
@@ -116,15 +118,14 @@ class ChatShape(CompletionShape):
         return {"message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}}
 
     def logprobs(
-        self, tokens: Sequence[int], logprobs: Sequence[common_pb2.TokenLogprobs], begins: list[int], names: TokenBytes
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], begins: list[int], names: TokenBytes
     ) -> Json:
         pairs = zip(tokens, logprobs, strict=True)
         return {"content": [_chat_token(token, known, names) for token, known in pairs], "refusal": None}
 
 
-def _chat_token(token: int, known: common_pb2.TokenLogprobs, names: TokenBytes) -> Json:
-    top = zip(known.top_ids, known.top_logprobs, strict=True)
-    alternatives = [_chat_entry(other, logprob, names) for other, logprob in top]
+def _chat_token(token: int, known: TokenLogprobs, names: TokenBytes) -> Json:
+    alternatives = [_chat_entry(other, logprob, names) for other, logprob in known.top]
     return {**_chat_entry(token, known.logprob, names), "top_logprobs": alternatives}
 
 
@@ -219,13 +220,11 @@ def echoed(scores: PromptScores, top: int, served: ServedModel) -> Json:
     }
 
 
-def by_text(
-    tokens: Iterable[int], logprobs: Iterable[common_pb2.TokenLogprobs], top: int, names: TokenBytes
-) -> Iterator[Json]:
+def by_text(tokens: Iterable[int], logprobs: Iterable[TokenLogprobs], top: int, names: TokenBytes) -> Iterator[Json]:
     """Of each token the most probable ones and its own, by text. Of several with one text the most probable counts."""
     for token, known in zip(tokens, logprobs, strict=True):
-        best = list(zip(known.top_ids, known.top_logprobs, strict=True))[:top]
-        yield {names.text(each): finite(logprob) for each, logprob in [(token, known.logprob), *reversed(best)]}
+        best = reversed(known.top[:top])
+        yield {names.text(each): finite(logprob) for each, logprob in [(token, known.logprob), *best]}
 
 
 def by_id(scores: PromptScores, top: int, names: TokenBytes) -> list[Json | None]:
@@ -234,9 +233,8 @@ def by_id(scores: PromptScores, top: int, names: TokenBytes) -> list[Json | None
     return [None, *(_entries(token, known, rank, top, names) for token, known, rank in own)]
 
 
-def _entries(token: int, known: common_pb2.TokenLogprobs, rank: int, top: int, names: TokenBytes) -> Json:
-    best = list(zip(known.top_ids, known.top_logprobs, strict=True))[:top]
-    told = [(each, logprob, place) for place, (each, logprob) in enumerate(best, 1)]
+def _entries(token: int, known: TokenLogprobs, rank: int, top: int, names: TokenBytes) -> Json:
+    told = [(each, logprob, place) for place, (each, logprob) in enumerate(known.top[:top], 1)]
     if all(each != token for each, _, _ in told):
         told.append((token, known.logprob, rank))
     return {
@@ -371,14 +369,14 @@ class StreamPlace:
     stage: Stage = Stage.GOING
 
     @classmethod
-    def start(cls, started: pb.Started) -> StreamPlace:
-        return cls(started.prompt_tokens, started.prompt_hash, 0, Stage.OPENED)
+    def start(cls, view: SessionView) -> StreamPlace:
+        return cls(len(view.record.prompt), view.prompt_hash, 0, Stage.OPENED)
 
     @property
     def reached(self) -> tuple[int, int]:
         return self.position, self.hash
 
-    def behind(self, chunk: pb.Chunk) -> StreamPlace:
+    def behind(self, chunk: Emit) -> StreamPlace:
         """Where a reader stands that has this chunk, too."""
         value = self.hash
         for token in chunk.tokens:
@@ -477,21 +475,17 @@ Told = Part | PromptScores
 Events = AsyncGenerator[tuple[int, Told], None]
 
 REASONS = {
-    common_pb2.FINISH_REASON_EOS: "stop",
-    common_pb2.FINISH_REASON_STOP_ID: "stop",
-    common_pb2.FINISH_REASON_STOP_STRING: "stop",
-    common_pb2.FINISH_REASON_LENGTH: "length",
+    FinishReason.EOS: "stop",
+    FinishReason.STOP_ID: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
 }
 FAILURES = {
-    common_pb2.FINISH_REASON_CANCELLED: (grpc.StatusCode.CANCELLED, "the session was cancelled"),
-    common_pb2.FINISH_REASON_DEADLINE: (grpc.StatusCode.DEADLINE_EXCEEDED, "the request's timeout has passed"),
+    FinishReason.CANCELLED: (grpc.StatusCode.CANCELLED, "the session was cancelled"),
+    FinishReason.DEADLINE: (grpc.StatusCode.DEADLINE_EXCEEDED, "the request's timeout has passed"),
 }
-OUTCOMES = {
-    common_pb2.OUTCOME_ACCEPTED: "accepted",
-    common_pb2.OUTCOME_RECOVERED: "recovered",
-    common_pb2.OUTCOME_BONUS: "bonus",
-    common_pb2.OUTCOME_DIRECT: "direct",
-}
+# Of a token's log-probabilities, about.
+LOGPROBS_BYTES = 16
 
 
 @dataclass(slots=True)
@@ -501,16 +495,19 @@ class AnswerChoice:
     before: what its text begins with. end: where the newest token's text ends in the output, in code points. decided:
     tokens of the output up to there, in a stream.
     place: how far its reader has come; None where it cannot come back. scores: of its prompt, if asked for.
-    of_prompt: what is told of them before the output's own log-probabilities.
+    of_prompt: what is told of them before the output's own log-probabilities. opening: what is told of the session
+    first. view: None where nothing is generated.
     """
 
     before: str
     text: str = ""
     end: int = 0
     decided: int = 0
-    chunks: list[pb.Chunk] = field(default_factory=list)
+    prompt_tokens: int = 0
+    chunks: list[Emit] = field(default_factory=list)
     stats: pb.Stats = field(default_factory=pb.Stats)
-    started: pb.Started = field(default_factory=pb.Started)
+    opening: Json = field(default_factory=dict)
+    view: SessionView | None = None
     reason: str | None = None
     place: StreamPlace | None = None
     scores: PromptScores | None = None
@@ -524,10 +521,12 @@ class AnswerChoice:
         self.place = replace(self.place, stage=max(stage, self.place.stage))
         return lacks
 
+    def open(self, session_id: str, seed: int, rule: str, lossy: bool) -> None:
+        self.opening = {"session_id": session_id, "seed": seed, "rule": rule, "lossy": lossy}
 
-def _scored_bytes(choice: AnswerChoice) -> int:
-    """Of what is told of the prompt, about."""
-    return 0 if choice.scores is None else sum(map(common_pb2.TokenLogprobs.ByteSize, choice.scores.logprobs))
+
+def _bytes_of(told: Sequence[TokenLogprobs]) -> int:
+    return LOGPROBS_BYTES * sum(1 + len(each.top) for each in told)
 
 
 class Answer:
@@ -568,7 +567,9 @@ class Answer:
         async with aclosing(events):
             async for index, part in events:
                 self._gather(self._choices[index], part)
-        size = sum(_scored_bytes(each) + sum(part.ByteSize() for part in each.chunks) for each in self._choices)
+        chunks = [chunk for choice in self._choices for chunk in choice.chunks]
+        size = sum(len(each.text) + LOGPROBS_BYTES * len(each.tokens) + _bytes_of(each.logprobs) for each in chunks)
+        size += sum(_bytes_of(each.scores.logprobs) for each in self._choices if each.scores is not None)
         written: bytes = await self._aside(size, self._written)
         return written
 
@@ -582,31 +583,45 @@ class Answer:
     def _gather(self, choice: AnswerChoice, part: Told) -> None:
         match part:
             case PromptScores():
-                choice.scores = part
-            case pb.Started():
-                choice.started = part
-            case pb.Chunk():
+                self._score(choice, part)
+            case SessionView():
+                self._begin(choice, part)
+            case Emit():
                 choice.text += part.text
                 choice.chunks.append(part)
-            case pb.Finished():
+            case EmitEnd():
                 choice.text += part.text
-                self._finish(choice, part)
+                self._finish(choice, part.end)
 
-    def _finish(self, choice: AnswerChoice, part: pb.Finished) -> None:
-        choice.stats = part.stats
-        choice.reason = REASONS.get(part.reason)
+    def _score(self, choice: AnswerChoice, scores: PromptScores) -> None:
+        """The prompt's scores; where nothing is generated, what a session would say that ends behind it, too."""
+        choice.scores = scores
+        if self._request.scores_only:
+            choice.prompt_tokens, sampling = len(scores.tokens), self._request.template.sampling
+            choice.open("", sampling.seed, sampling.rule, lossy=False)
+            choice.stats, choice.reason = pb.Stats(prompt_tokens=choice.prompt_tokens), "length"
+
+    def _begin(self, choice: AnswerChoice, view: SessionView) -> None:
+        record = view.record
+        choice.view, choice.prompt_tokens = view, len(record.prompt)
+        choice.open(record.session_id, record.sampling.seed, record.sampling.rule_name, record.sampling.lossy)
+
+    def _finish(self, choice: AnswerChoice, end: End) -> None:
+        if choice.view is not None:
+            choice.stats = stats_of(choice.view.stats, choice.prompt_tokens)
+        choice.reason = REASONS.get(end.reason)
         if choice.reason is None:
-            code, message = FAILURES.get(part.reason, (grpc.StatusCode.ABORTED, part.message))
+            code, message = FAILURES.get(end.reason, (grpc.StatusCode.ABORTED, end.message))
             raise StatusError(code, message)
 
     def _answered(self, index: int, choice: AnswerChoice) -> Json:
-        more = {**_opening(choice.started), "stats": figures(choice.stats)}
+        more = {**choice.opening, "stats": figures(choice.stats)}
         if self._request.details:
             more["tokens"] = [token for chunk in choice.chunks for token in chunk.tokens]
-            more["outcomes"] = [OUTCOMES.get(each, "") for chunk in choice.chunks for each in chunk.outcomes]
+            more["outcomes"] = [each.name.lower() for chunk in choice.chunks for each in chunk.outcomes]
         told = joined(choice.of_prompt, self._told(choice, choice.chunks))
         shape = self._shapes[index]
-        shape.begin(choice.started.session_id)
+        shape.begin(choice.opening["session_id"])
         content = shape.answer(choice.text)
         answer = self._choice(index, content, told, shape.reason(choice.reason), more)
         top = self._request.prompt_logprobs
@@ -634,31 +649,33 @@ class Answer:
     async def _events(self, index: int, choice: AnswerChoice, part: Told) -> list[bytes]:
         match part:
             case PromptScores():
-                choice.scores = part
-                await self._aside(_scored_bytes(choice), self._tell_prompt, choice)
-                return []
-            case pb.Started():
-                return self._first(index, choice, part)
-            case pb.Chunk():
+                self._score(choice, part)
+                await self._aside(_bytes_of(part.logprobs), self._tell_prompt, choice)
+                alone = self._request.scores_only
+                return [*self._first(index, choice), *self._last(index, choice, "")] if alone else []
+            case SessionView():
+                self._begin(choice, part)
+                if self._resumable and choice.place is None:
+                    choice.place = StreamPlace.start(part)
+                return self._first(index, choice)
+            case Emit():
                 return self._chunk(index, choice, part)
-            case pb.Finished():
-                return self._last(index, choice, part)
+            case EmitEnd():
+                self._finish(choice, part.end)
+                return self._last(index, choice, part.text)
 
-    def _first(self, index: int, choice: AnswerChoice, part: pb.Started) -> list[bytes]:
-        choice.started = part
-        self._shapes[index].begin(part.session_id)
-        if self._resumable and choice.place is None:
-            choice.place = StreamPlace.start(part)
+    def _first(self, index: int, choice: AnswerChoice) -> list[bytes]:
+        self._shapes[index].begin(choice.opening["session_id"])
         if choice.place is not None:
-            choice.decided = choice.place.position - part.prompt_tokens
-        told = [self._part(index, self._shape.first(), None, None, _opening(part))]
+            choice.decided = choice.place.position - choice.prompt_tokens
+        told = [self._part(index, self._shape.first(), None, None, choice.opening)]
         if choice.before and choice.lacks(Stage.GOING):
             told.append(self._part(index, self._shape.delta(choice.before), choice.of_prompt))
         return told
 
-    def _chunk(self, index: int, choice: AnswerChoice, part: pb.Chunk) -> list[bytes]:
+    def _chunk(self, index: int, choice: AnswerChoice, part: Emit) -> list[bytes]:
         told = self._told(choice, [part])
-        choice.decided = part.position + len(part.tokens) - choice.started.prompt_tokens
+        choice.decided = part.position + len(part.tokens) - choice.prompt_tokens
         if choice.place is not None:
             _check_goes_on(choice.place)
             choice.place = choice.place.behind(part)
@@ -670,16 +687,16 @@ class Answer:
             return []  # it is held back
         return [self._part(index, delta, told, None, more)]
 
-    def _last(self, index: int, choice: AnswerChoice, part: pb.Finished) -> list[bytes]:
-        self._finish(choice, part)
+    def _last(self, index: int, choice: AnswerChoice, text: str) -> list[bytes]:
+        """text: what the end releases."""
         shape, told = self._shapes[index], []
-        if part.text and choice.lacks(Stage.COMPLETE):
-            told.append(self._part(index, shape.delta(part.text)))
+        if text and choice.lacks(Stage.COMPLETE):
+            told.append(self._part(index, shape.delta(text)))
         rest = shape.rest()
         if rest is not None:
             told.append(self._part(index, rest))
         if choice.lacks(Stage.ENDED):
-            more = {"stats": figures(part.stats)}
+            more = {"stats": figures(choice.stats)}
             told.append(self._part(index, shape.last(), None, shape.reason(choice.reason), more))
         return told
 
@@ -690,7 +707,7 @@ class Answer:
         if choice.scores is not None and top is not None:
             choice.of_prompt = echoed(choice.scores, top, self._served)
 
-    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> Json | None:
+    def _told(self, choice: AnswerChoice, chunks: Sequence[Emit]) -> Json | None:
         tokens = [token for chunk in chunks for token in chunk.tokens]
         logprobs = [known for chunk in chunks for known in chunk.logprobs]
         if not self._request.logprobs or len(logprobs) < len(tokens):
@@ -732,7 +749,7 @@ class Answer:
         return usage_of(self.stats, self._request.n, predicted)
 
     def _usage_so_far(self) -> Json:
-        prompts = sum(choice.started.prompt_tokens for choice in self._choices[:: self._request.n])
+        prompts = sum(choice.prompt_tokens for choice in self._choices[:: self._request.n])
         return counts(prompts, sum(choice.decided for choice in self._choices))
 
     @property
@@ -747,22 +764,9 @@ def _check_goes_on(place: StreamPlace) -> None:
         raise StatusError(grpc.StatusCode.DATA_LOSS, f"{FIELD}: the text goes on behind {place.position}")
 
 
-def _opening(started: pb.Started) -> Json:
-    return {
-        "session_id": started.session_id,
-        "seed": started.sampling.seed,
-        "rule": started.sampling.rule,
-        "lossy": started.lossy,
-    }
-
-
-def _details(chunk: pb.Chunk) -> Json:
-    return {
-        "position": chunk.position,
-        "tokens": list(chunk.tokens),
-        "outcomes": [OUTCOMES.get(outcome, "") for outcome in chunk.outcomes],
-        "text_ends": list(chunk.text_ends),
-    }
+def _details(chunk: Emit) -> Json:
+    outcomes = [outcome.name.lower() for outcome in chunk.outcomes]
+    return {"position": chunk.position, "tokens": chunk.tokens, "outcomes": outcomes, "text_ends": chunk.text_ends}
 
 
 def figures(message: Message) -> Json:

@@ -36,9 +36,9 @@ from orchestrator.http.openai.answers import (
     places_of,
 )
 from orchestrator.http.openai.requests import MOST_CHOICES, CompletionRequest, take_chat, take_completion
+from orchestrator.session.output import SessionView
 from specwire.core.invalid import InvalidParameter
 from specwire.telemetry.tracing import TRACEPARENT
-from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 REQUEST_ID = "x-specwire-request-id"
@@ -127,8 +127,7 @@ class Completions:
     ) -> Events:
         """The prompts' scores, for each of their sessions; then what the sessions say, in the time that is left.
 
-        requests: those of one prompt side by side. One prompt at a time: each needs a verifier's slot. Where nothing is
-        generated, the end of each as well.
+        requests: those of one prompt side by side. One prompt at a time: each needs a verifier's slot.
         """
         clock = asyncio.get_running_loop().time
         until = None if request.timeout is None else clock() + request.timeout
@@ -138,19 +137,11 @@ class Completions:
             scores = await self._scorer.score(*asked, request_id=request.request_id)
             for index in range(first, after):
                 yield index, scores
-                for part in _nothing_more(request, len(scores.tokens)) if request.scores_only else ():
-                    yield index, part
         if request.scores_only:
             return
         async with aclosing(generated(None if until is None else max(0.0, until - clock()))) as events:
             async for told in events:
                 yield told
-
-
-def _nothing_more(request: CompletionRequest, length: int) -> tuple[pb.Started, pb.Finished]:
-    """What a session would say that generates nothing behind a prompt of so many tokens."""
-    started = pb.Started(prompt_tokens=length, sampling=request.template.sampling)
-    return started, pb.Finished(reason=common_pb2.FINISH_REASON_LENGTH, stats=pb.Stats(prompt_tokens=length))
 
 
 def prompts_of(value: object) -> list[Prompt]:
@@ -217,7 +208,7 @@ async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
     async def begin() -> None:
         async for each in events:
             head.append(each)
-            if not isinstance(each[1], pb.Started | PromptScores):
+            if not isinstance(each[1], SessionView | PromptScores):
                 break
 
     first = asyncio.ensure_future(begin())

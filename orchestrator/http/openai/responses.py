@@ -35,19 +35,18 @@ from orchestrator.http.openai.response_items import (
     messages_of,
     served_tools,
 )
+from orchestrator.session.output import SessionView
 from orchestrator.session.stats import stats_of
 from orchestrator.sessions import END_LIMIT_S
-from orchestrator.store import StoredSession
+from orchestrator.store import SessionRecord, StoredSession
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import Outcome
-from specwire.rpc import convert
+from specwire.core.messages import Emit, EmitEnd, FinishReason, Outcome
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
 from specwire.text.output import OutputText
 from specwire.text.tool_calls.formats import ChatFamily
 from specwire.text.tool_calls.parser import OutputParser
 from specwire.text.tool_calls.readers import ToolFunction
-from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 Json = dict[str, Any]
@@ -100,14 +99,14 @@ NAMES = {
     "parent": "previous_response_id",
 }
 STATUS = {
-    common_pb2.FINISH_REASON_UNSPECIFIED: "in_progress",
-    common_pb2.FINISH_REASON_EOS: "completed",
-    common_pb2.FINISH_REASON_STOP_ID: "completed",
-    common_pb2.FINISH_REASON_STOP_STRING: "completed",
-    common_pb2.FINISH_REASON_LENGTH: "incomplete",
-    common_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    None: "in_progress",
+    FinishReason.EOS: "completed",
+    FinishReason.STOP_ID: "completed",
+    FinishReason.STOP_STRING: "completed",
+    FinishReason.LENGTH: "incomplete",
+    FinishReason.CANCELLED: "cancelled",
 }
-FAILED = {common_pb2.FINISH_REASON_DEADLINE: "the request's timeout has passed"}
+FAILED = "the request's timeout has passed"
 LAST_EVENT = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
 
@@ -162,22 +161,22 @@ class ResponseNote:
 class ResponseAnswer:
     """One response as it comes, or as it is told again."""
 
-    def __init__(self, note: ResponseNote, served: ServedModel, session_id: str, created: float) -> None:
-        self.session_id = session_id
-        self.reason: common_pb2.FinishReason = common_pb2.FINISH_REASON_UNSPECIFIED
+    def __init__(self, note: ResponseNote, served: ServedModel, record: SessionRecord) -> None:
+        self.session_id = record.session_id
+        self.reason: FinishReason | None = None
         self.message = ""
         self.stats = pb.Stats()
         self._note = note
         self._served = served
-        self._created = int(created)
+        self._created = int(record.created)
         self._ended = 0
-        self._items = OutputItems(session_id, note.namespaced())
+        self._items = OutputItems(record.session_id, note.namespaced())
         self._parser = note.parser(served.family)
 
     def add(self, text: str) -> Iterator[Json]:
         yield from self._items.take(self._parser.feed(text))
 
-    def finish(self, reason: common_pb2.FinishReason, message: str, stats: pb.Stats, ended: float) -> Iterator[Json]:
+    def finish(self, reason: FinishReason, message: str, stats: pb.Stats, ended: float) -> Iterator[Json]:
         """ended: Unix time, in seconds."""
         self.reason, self.message, self.stats, self._ended = reason, message, stats, int(ended)
         yield from self._items.take(self._parser.finish())
@@ -192,8 +191,8 @@ class ResponseAnswer:
         return self._items.items
 
     def body(self) -> Json:
-        status, length = self.status, self.reason == common_pb2.FINISH_REASON_LENGTH
-        message = FAILED.get(self.reason, self.message or "the session has failed")
+        status, length = self.status, self.reason == FinishReason.LENGTH
+        message = FAILED if self.reason is FinishReason.DEADLINE else self.message or "the session has failed"
         return {
             "id": PREFIX + self.session_id,
             "object": "response",
@@ -274,13 +273,13 @@ class Responses:
         return await self._whole(events, note, served)
 
     async def _whole(self, events: Events, note: ResponseNote, served: ServedModel) -> ASGIApp:
-        answer: ResponseAnswer | None = None
+        answer = view = None
         async with aclosing(events):
             async for _, part in events:
-                if isinstance(part, pb.Started):
-                    answer = self._begun(note, served, part)
-                elif answer is not None:
-                    list(self._told(answer, part))
+                if isinstance(part, SessionView):
+                    view, answer = part, ResponseAnswer(note, served, part.record)
+                elif answer is not None and view is not None:
+                    list(_told(answer, view, part))
         if answer is None:
             raise Failure(500, "the session told nothing", "server_error")
         if answer.reason in FAILURES:
@@ -289,7 +288,7 @@ class Responses:
 
     async def _stream(self, events: Events, note: ResponseNote, served: ServedModel) -> AsyncGenerator[bytes, None]:
         """Typed events, each with its number. Behind a failure's comes the response as it failed."""
-        number, answer = 0, None
+        number, answer, view = 0, None, None
 
         def sent(told: Json) -> bytes:
             nonlocal number
@@ -300,12 +299,12 @@ class Responses:
         try:
             async with aclosing(events):
                 async for _, part in events:
-                    if isinstance(part, pb.Started):
-                        answer = self._begun(note, served, part)
+                    if isinstance(part, SessionView):
+                        view, answer = part, ResponseAnswer(note, served, part.record)
                         for kind in ("response.created", "response.in_progress"):
                             yield sent({"type": kind, "response": answer.body()})
-                    elif answer is not None:
-                        for told in self._told(answer, part):
+                    elif answer is not None and view is not None:
+                        for told in _told(answer, view, part):
                             yield sent(told)
         except Exception as error:
             failure = failure_of(error)
@@ -313,31 +312,12 @@ class Responses:
             # OpenAI's events have these themselves, those of Open Responses in an object: its clients know both.
             yield sent({"type": "error", **told, **failure.body()})
             if answer is not None:
-                for event in answer.finish(common_pb2.FINISH_REASON_ERROR, failure.message, answer.stats, time.time()):
+                for event in answer.finish(FinishReason.ERROR, failure.message, answer.stats, time.time()):
                     yield sent(event)
         if answer is not None:
             kind = LAST_EVENT.get(answer.status, "response.failed")
             yield sent({"type": kind, "response": answer.body()})
         yield DONE
-
-    def _begun(self, note: ResponseNote, served: ServedModel, started: pb.Started) -> ResponseAnswer:
-        driver = self._service.orchestrator.sessions.get(started.session_id)
-        created = time.time() if driver is None else driver.view.record.created
-        return ResponseAnswer(note, served, started.session_id, created)
-
-    def _told(self, answer: ResponseAnswer, part: object) -> Iterator[Json]:
-        match part:
-            case pb.Chunk():
-                yield from answer.add(part.text)
-            case pb.Finished():
-                yield from answer.add(part.text)
-                ended = self._ended(answer.session_id) or time.time()
-                yield from answer.finish(part.reason, part.message, part.stats, ended)
-
-    def _ended(self, session_id: str) -> float:
-        """When a session that is known here has ended, in Unix time; 0 where that is not known."""
-        driver = self._service.orchestrator.sessions.get(session_id)
-        return 0.0 if driver is None else driver.view.ended_at
 
     async def _forgotten(self, events: Events) -> Events:
         """The same events; once they are over, or nobody wants them, the session is deleted."""
@@ -345,8 +325,8 @@ class Responses:
         try:
             async with aclosing(events):
                 async for index, part in events:
-                    if isinstance(part, pb.Started):
-                        session_id = part.session_id
+                    if isinstance(part, SessionView):
+                        session_id = part.record.session_id
                     yield index, part
         finally:
             if session_id:
@@ -421,21 +401,31 @@ class Responses:
     async def _told_again(self, stored: StoredSession, note: ResponseNote, tenant: str, size: int) -> ResponseAnswer:
         record, orchestrator = stored.record, self._service.orchestrator
         served = self._service.served(orchestrator.pool.models.name_of(record))
-        answer = ResponseAnswer(note, served, record.session_id, record.created)
+        answer = ResponseAnswer(note, served, record)
         tokenizer = orchestrator.pool.models.tokenizer_of(record)
         text = OutputText(tokenizer, record.stop, record.stopping.min_tokens)
         driver = orchestrator.sessions.get(record.session_id)
         known = stats_of(driver.view.stats, len(record.prompt)) if driver is not None else _counted(stored)
-        ended = self._ended(record.session_id) or stored.ended or 0.0
+        ended = (driver.view.ended_at if driver is not None else 0.0) or stored.ended or 0.0
         await self._admission.aside(tenant, size, _tell_again, answer, stored, text, known, ended)
         return answer
+
+
+def _told(answer: ResponseAnswer, view: SessionView, part: object) -> Iterator[Json]:
+    match part:
+        case Emit():
+            yield from answer.add(part.text)
+        case EmitEnd():
+            yield from answer.add(part.text)
+            stats = stats_of(view.stats, len(view.record.prompt))
+            yield from answer.finish(part.end.reason, part.end.message, stats, view.ended_at or time.time())
 
 
 def _tell_again(answer: ResponseAnswer, stored: StoredSession, text: OutputText, known: pb.Stats, ended: float) -> None:
     list(answer.add(text.push(stored.tokens).text))
     if stored.reason is not None:
         list(answer.add(text.finish()))
-        list(answer.finish(convert.reason_to_wire(stored.reason), "", known, ended))
+        list(answer.finish(stored.reason, "", known, ended))
 
 
 def _text_bytes(item: Json) -> int:

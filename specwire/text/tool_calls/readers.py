@@ -22,8 +22,7 @@ from specwire.text.tool_calls.values import (
     JsonValue,
     PythonValue,
     SchemaTypes,
-    StringWatch,
-    as_json,
+    SpacedValue,
     quoted,
     typed,
 )
@@ -452,7 +451,7 @@ class XmlCall(CallReader):
         self._types = ONLY_TEXT
         self._is_text = self._is_json = False
         self._value: list[str] = []
-        self._watch = StringWatch()
+        self._watched = SpacedValue()
         self._given: set[str] = set()
 
     def _begin(self, char: str) -> None:
@@ -517,7 +516,7 @@ class XmlCall(CallReader):
         self._given.add(key)
         opening = '"' if self._is_text else ""
         self._arguments.append(f'{", " if self._arguments else "{"}"{quoted(key)}": {opening}')
-        self._value, self._watch, self._held = [], StringWatch(), ""
+        self._value, self._watched, self._held = [], SpacedValue(), ""
         self._step = self._first if self._tags.lines else self._in_value
 
     def _first(self, char: str) -> None:
@@ -548,8 +547,8 @@ class XmlCall(CallReader):
         """A list or an object may have a tag within one of its strings, though no line break."""
         if seen not in self._tags.value_ends:
             return bool(self._next_key(seen))
-        has_strings = self._watch.first in (("[", "{", '"') if self._is_json else ("[", "{"))
-        return seen.startswith("\n") or not has_strings or not self._watch.in_string
+        has_strings = self._watched.first in (("[", "{", '"') if self._is_json else ("[", "{"))
+        return seen.startswith("\n") or not has_strings or not self._watched.in_string
 
     def _may_be_an_end(self, seen: str) -> bool:
         if any(end.startswith(seen) for end in self._tags.value_ends):
@@ -571,7 +570,7 @@ class XmlCall(CallReader):
             self._arguments.append(quoted(char))
         else:
             self._value.append(char)
-            self._watch.take(char)
+            self._watched.take(char)
 
     def _value_ended(self, end: str) -> None:
         self._arguments.append('"' if self._is_text else self._typed("".join(self._value)))
@@ -583,5 +582,5 @@ class XmlCall(CallReader):
             self._ended()
 
     def _typed(self, text: str) -> str:
-        found = as_json(text.strip()) if self._is_json else None
-        return found if found is not None and found.startswith('"') else typed(text, self._types)
+        found = self._watched.as_json()
+        return found if self._is_json and found.startswith('"') else typed(text, self._types, found)

@@ -228,20 +228,8 @@ class JsonValue(PythonValue):
         self._step = self._value if self._stack[-1] == "[" else self._key
 
 
-def as_json(text: str) -> str | None:
-    """The value that the whole text is, as Python or JSON writes one; None where it is none."""
-    value, end = PythonValue(), len(text)
-    try:
-        for index, char in enumerate(text + " "):
-            if value.done or not value.take(char):
-                return "".join(value.parts) if index == end else None
-    except BrokenCall:
-        pass
-    return None
-
-
-class StringWatch:
-    """Whether a value that comes breaks off within one of its strings. White space at its ends is none of it.
+class SpacedValue:
+    """A value as Python or JSON writes it, or anything else, while it comes. White space at its ends is none of it.
 
     first: its first character, "" before that.
     """
@@ -259,19 +247,25 @@ class StringWatch:
             return
         self.first = self.first or char
         for each in (*self._space, char):
-            self._take(each)
+            self._broken = self._broken or self._ends(each)
         self._space.clear()
 
-    def _take(self, char: str) -> None:
+    def _ends(self, char: str) -> bool:
+        """Whether the value cannot go on with it."""
         try:
-            self._broken = self._broken or self._value.done or not self._value.take(char)
+            return self._value.done or not self._value.take(char)
         except BrokenCall:
-            self._broken = True
-        self._value.parts.clear()  # what it comes to is not asked for
+            return True
 
     @property
     def in_string(self) -> bool:
+        """Whether the value breaks off within one of its strings."""
         return not self._broken and self._value.in_string
+
+    def as_json(self) -> str:
+        """At its end: "" where it is no value."""
+        whole = not self._broken and self._ends(" ") and self._value.done
+        return "".join(self._value.parts) if whole else ""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -379,10 +373,11 @@ def _own_types(schema: Mapping[str, Any]) -> set[str]:
     return {kind for name, kind in implied.items() if name in schema}
 
 
-def typed(text: str, types: frozenset[str]) -> str:
+def typed(text: str, types: frozenset[str], found: str) -> str:
     """A value as JSON, of the first of these types that the text can have, else a string: as vLLM reads one.
 
-    A word that is no truth value stays a string, too.
+    found: the value that the text is as Python or JSON writes one; "" for none. A word that is no truth value stays a
+    string, too.
     """
     plain = text.strip()
     lower = plain.lower()
@@ -393,8 +388,6 @@ def typed(text: str, types: frozenset[str]) -> str:
     is_number = len(plain) <= MOST_DIGITS and NUMBER.fullmatch(plain) is not None
     if is_number and ("number" in types or ("integer" in types and plain.lstrip("-").isdecimal())):
         return plain
-    if types & {"object", "array"}:
-        found = as_json(plain)
-        if found is not None and ("object" if found[0] == "{" else "array" if found[0] == "[" else "") in types:
-            return found
+    if ("object" if found.startswith("{") else "array" if found.startswith("[") else "") in types:
+        return found
     return f'"{quoted(text)}"'

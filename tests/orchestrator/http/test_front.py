@@ -471,18 +471,3 @@ def test_its_errors(door: Front) -> None:
                 )
             )
         assert late.value.code == "deadline_exceeded"
-
-
-def test_a_raw_stream_is_named_by_its_request_id(door: Front) -> None:
-    """The extension fields come through the client's own models."""
-    with client_of(door) as client:
-        stream = client.completions.create(
-            model=MODEL, prompt=WORDS, max_tokens=4, stream=True, extra_body={**GREEDY, "request_id": "by-openai"}
-        )
-        first = next(iter(stream))
-        stream.close()
-        again = client.completions.create(
-            model=MODEL, prompt=WORDS, max_tokens=4, extra_body={**GREEDY, "request_id": "by-openai"}
-        )
-    sessions = [(choice.model_extra or {})["specwire"]["session_id"] for choice in (*first.choices, *again.choices)]
-    assert sessions[0] == sessions[1]
