@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from specwire.client import Client, SpecwireError
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another, text_of
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another, client_of, text_of
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 from tests.wait import asked_blocking
 
@@ -399,10 +399,6 @@ GREEDY = {"ignore_eos": True}
 WHOLE = " ".join(map(str, plain(TARGET, PROMPT, 20)))
 
 
-def client_of(door: Front, max_retries: int = 2) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{door.url}/v1", api_key="any", timeout=LIMIT_S, max_retries=max_retries)
-
-
 def test_blocking(door: Front) -> None:
     with client_of(door) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
@@ -457,7 +453,7 @@ def test_blocking_streams(door: Front) -> None:
 
 
 def test_its_errors(door: Front) -> None:
-    with client_of(door, max_retries=0) as client:
+    with client_of(door) as client:
         with pytest.raises(openai.NotFoundError) as missing:
             client.completions.create(model="gpt-9", prompt=WORDS)
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")

@@ -23,7 +23,7 @@ from specwire.rpc.keys import Keys
 from specwire.text.tool_calls.formats import FORMATS
 from specwire.text.tool_calls.parser import OutputParser
 from specwire.text.tool_calls.readers import ToolFunction
-from tests.orchestrator.http.front import LIMIT_S, MODEL, Front, another, front
+from tests.orchestrator.http.front import MODEL, Front, another, client_of, front
 from tests.orchestrator.http.test_tools import HERMES, WEATHER
 from tests.orchestrator.stack import PROMPT, TARGET, held, plain
 from tests.orchestrator.tiny import tiny
@@ -43,10 +43,6 @@ STOPPED = {**GREEDY, "stop": [f" {plain(TARGET, PROMPT, LENGTH + 1)[-1]}"]}
 def client(door: Front) -> Iterator[openai.OpenAI]:
     with client_of(door) as found:
         yield found
-
-
-def client_of(door: Front, key: str = "any") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{door.url}/v1", api_key=key, timeout=LIMIT_S, max_retries=0)
 
 
 ADA, BOB = "the-secret-of-tenant-ada", "the-secret-of-tenant-bob"

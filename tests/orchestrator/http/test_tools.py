@@ -28,7 +28,7 @@ from specwire.text.tool_calls.formats import FORMATS
 from specwire.text.tool_calls.readers import ToolFunction
 from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import generation_pb2_grpc
-from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, front
+from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, client_of, front
 from tests.orchestrator.tiny import tiny, writer
 
 WEATHER: dict[str, Any] = {
@@ -71,10 +71,6 @@ def called(known: Front, template: str = HERMES, form: str = "") -> Iterator[tup
         Client(door.serving.address, patience=0.0) as client,
     ):
         yield door, client
-
-
-def client_of(door: Front) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{door.url}/v1", api_key="any", timeout=LIMIT_S, max_retries=0)
 
 
 def checked(name: str, arguments: str) -> None:
@@ -575,7 +571,7 @@ def test_the_form_begins_behind_the_thought(thinking: Front, form: str) -> None:
 
 
 def test_the_official_client_parses_it(thinking: Front) -> None:
-    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="any", timeout=LIMIT_S, max_retries=0) as client:
+    with client_of(thinking) as client:
         model = client.models.list().data[0].id
         done = client.chat.completions.parse(
             model=model, messages=ASKED, response_format=Thing, temperature=0, max_completion_tokens=100
@@ -607,7 +603,7 @@ def test_forced_calls_likewise(thinking: Front) -> None:
     asked: dict[str, Any] = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "max_tokens": 300}
     choice = thinking.done(CHAT, temperature=0, parallel_tool_calls=False, **asked)["choices"][0]
     assert (choice["finish_reason"], choice["message"]["reasoning_content"]) == ("tool_calls", THOUGHT.strip())
-    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="any", timeout=LIMIT_S, max_retries=0) as client:
+    with client_of(thinking) as client:
         done = client.chat.completions.create(
             model=client.models.list().data[0].id, temperature=0, parallel_tool_calls=False, **asked
         )
