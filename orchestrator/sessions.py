@@ -38,7 +38,7 @@ from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.tally import OrchestratorTally
 from specwire.telemetry.tracing import NO_SPAN, Side, Span, begin
-from specwire.text import OutputText
+from specwire.text.output import OutputText
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The sessions that are known here: being opened, driven, followed, or ended recently.

@@ -16,7 +16,7 @@ from specwire.core.law.sampling import Sampling, log_probabilities
 from specwire.core.messages import FinishReason, Floats
 from specwire.core.text import Ending, Stopping
 from specwire.lm import Feed
-from specwire.text import OutputText
+from specwire.text.output import OutputText
 
 
 @dataclass(frozen=True, slots=True)

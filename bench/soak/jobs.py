@@ -17,7 +17,7 @@ from bench.vllm.server import EAGER, PYTHON
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.law.sampling import Sampling
 from specwire.lm import LanguageModel, load_model
-from specwire.text import load_tokenizer
+from specwire.text.tokenizer import load_tokenizer
 
 MOST_PROMPT = 128
 SCRIPTED, DEMO, ON_VLLM = "scripted", "demo", "vllm"

@@ -1,36 +1,48 @@
-"""What clients call: GenerationService, and what it and HTTP's doors do for a call."""
+"""What clients call: GenerationService, and what it and HTTP's doors do for a call.
+
+Sessions are begun, read, cancelled and deleted here, also those that there are already: a parent's text, a reader's
+place in a text.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import grpc
 
-from orchestrator.api.existing_sessions import cancel, cursor_of, delete, read_again, tokens_of
 from orchestrator.api.requests import Repeats, Seeds, check_size, record_of, single_requests
 from orchestrator.api.scores import PromptScorer
-from orchestrator.chat.answer import AnswerForm, AnswerReader, ChatPrompt
-from orchestrator.chat.models import ChatModels
-from orchestrator.chat.wire import talk_of
+from orchestrator.chat.models import AnswerForm, AnswerReader, ChatModels, ChatPrompt
+from orchestrator.chat.talk import talk_of
 from orchestrator.peers.models import Target
+from orchestrator.session.appender import status_of_store, store_statuses
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Cursor, OutputTimings, SessionFailure, SessionView
 from orchestrator.session.stats import Trace, stats_of
-from orchestrator.sessions import Orchestrator
-from orchestrator.store import SessionRecord
-from orchestrator.tenants import ANONYMOUS, check_owner
+from orchestrator.sessions import END_LIMIT_S, Orchestrator
+from orchestrator.store import (
+    MissingSession,
+    SessionRecord,
+    StoredSession,
+    StoreError,
+    StoreUnavailable,
+)
+from orchestrator.store.base import NONE_OF_IT, deleted
+from orchestrator.store.encoding import TOKEN_BYTES
+from orchestrator.tenants import ANONYMOUS, check_owner, no_session
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import ClientTook, Emit, End, FinishReason, Outcome
+from specwire.core.messages import ClientTook, Emit, EmitEnd, End, FinishReason, Outcome
+from specwire.core.text import extend_hash
 from specwire.rpc import convert
 from specwire.rpc.errors import RETRY_AFTER, Context, StatusError
 from specwire.rpc.keys import Metadata
 from specwire.rpc.model_info import described
 from specwire.telemetry.logs import SHOWN_CHARACTERS
-from specwire.telemetry.tracing import Side, Span, begin, parent_in, spanned
+from specwire.telemetry.tracing import Side, begin, parent_in, spanned
 from specwire.text.sandbox import Busy
 from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
@@ -41,21 +53,16 @@ from specwire.v1 import generation_pb2 as pb
 T = TypeVar("T")
 
 
-def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """The streams' events as they come, each with its stream's index.
 
     A stream is read further once its last event has been taken. The first that fails ends all; so does closing this.
     """
-    return _alone(*streams) if len(streams) == 1 else _side_by_side(streams)
-
-
-async def _alone(stream: AsyncGenerator[T, None]) -> AsyncGenerator[tuple[int, T], None]:
-    async with aclosing(stream) as parts:
-        async for part in parts:
-            yield 0, part
-
-
-async def _side_by_side(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as parts:
+            async for part in parts:
+                yield 0, part
+        return
     waiting = {asyncio.create_task(_next(stream)): index for index, stream in enumerate(streams)}
     try:
         while waiting:
@@ -81,61 +88,186 @@ async def _next(stream: AsyncGenerator[T, None]) -> tuple[T, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# From a session's output to the events of a client's stream.
-
-Part = pb.Started | pb.Chunk | pb.Finished
+# A conversation's next turn: the text before its prompt.
 
 
-def _started(view: SessionView, prompt: pb.Prompt | None = None) -> pb.Started:
-    record = view.record
-    return pb.Started(
-        session_id=record.session_id,
-        prompt_tokens=len(record.prompt),
-        sampling=convert.sampling_to_wire(record.sampling),
-        prompt_hash=view.prompt_hash,
-        prompt=prompt,
-        lossy=record.sampling.lossy,
-    )
+async def read_again(
+    orchestrator: Orchestrator, session_id: str, tenant: str, field: str, charged: bool = True
+) -> StoredSession:
+    """What the log holds of a tenant's session. charged: its tenant is, for as many bytes as it has.
+
+    Raises:
+        StatusError: NOT_FOUND; RESOURCE_EXHAUSTED, the tenant has no tokens left; or the log does not answer.
+    """
+    check_owner(session_id, tenant, field)
+    if charged:
+        orchestrator.admission.charge(tenant, 0, least=1)
+    with store_statuses():
+        log = await orchestrator.store.read(session_id)
+    if log is None:
+        raise no_session(session_id, field)
+    if charged:
+        size = len(log.record.note) + len(log.record.chat) + TOKEN_BYTES * log.length
+        orchestrator.admission.charge(tenant, size)
+    return log
 
 
-def _chunk(piece: Emit, way: OutputTimings | None, delta: pb.ChatDelta | None = None) -> pb.Chunk:
-    count = piece.outcomes.count
-    return pb.Chunk(
-        position=piece.position,
-        tokens=piece.tokens,
-        outcomes=convert.outcomes_to_wire(piece.outcomes),
-        text=piece.text,
-        text_ends=piece.text_ends,
-        accepted=count(Outcome.ACCEPTED),
-        recovered=count(Outcome.RECOVERED),
-        bonus=count(Outcome.BONUS),
-        direct=count(Outcome.DIRECT),
-        timings=None if way is None else _timings(way),
-        logprobs=convert.logprobs_to_wire(piece.logprobs),
-        delta=delta,
-    )
+async def runs(orchestrator: Orchestrator, session_id: str, tenant: str, field: str) -> bool:
+    """Whether a tenant's session has not ended in the log, of which nothing more is read. Raises as `read_again`."""
+    check_owner(session_id, tenant, field)
+    with store_statuses():
+        log = await orchestrator.store.tail(session_id, NONE_OF_IT)
+    if log is None:
+        raise no_session(session_id, field)
+    return log.reason is None
 
 
-def _timings(known: OutputTimings) -> pb.ChunkTimings:
-    return pb.ChunkTimings(
-        forward_ended_ns=known.step.forward_ended_ns,
-        verdict_received_ns=known.verdict_received_ns,
-        durable_ns=known.durable_ns,
-        emitted_ns=time.monotonic_ns(),
-        step=known.step,
-    )
+async def tokens_of(
+    parent: str, tenant: str, vocabulary_fingerprint: str, orchestrator: Orchestrator
+) -> tuple[int, ...]:
+    """All tokens of the session `parent`, prompt and output, those of its end included.
+
+    Empty where no parent is named.
+
+    Raises:
+        StatusError: FAILED_PRECONDITION, it has not ended, or its ids mean something else here; or as `read_again`.
+    """
+    if not parent:
+        return ()
+    log = await read_again(orchestrator, parent, tenant, "parent")
+    if log.reason is None:
+        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, f"parent: session {parent!r} has not ended")
+    if log.record.vocabulary_fingerprint != vocabulary_fingerprint:
+        message = f"parent: session {parent!r} has another vocabulary than the model that is served here"
+        raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
+    return (*log.record.prompt, *log.tokens)
 
 
-def _finished(view: SessionView, end: End, text: str, delta: pb.ChatDelta | None = None) -> pb.Finished:
-    return pb.Finished(
-        reason=convert.reason_to_wire(end.reason),
-        message=end.message,
-        text=text,
-        text_length=end.text_length,
-        stats=stats_of(view.stats, len(view.record.prompt)),
-        lossy=view.record.sampling.lossy,
-        delta=delta,
-    )
+# ----------------------------------------------------------------------------------------------------------------------
+# Where a reader that comes back goes on, and whether it may: PROTOCOL.md, section 12.
+
+# Tokens whose hash takes long enough for others of the event loop to feel it.
+LONG_TEXT = 4096
+
+
+async def cursor_of(
+    orchestrator: Orchestrator, view: SessionView, position: int, prefix_hash: int | None = None
+) -> Cursor:
+    """The place in the session's output of a reader that has what is before `position`; 0 for where the output begins.
+
+    prefix_hash: of the text before it, where the reader knows that. A reader that comes from another orchestrator may
+    know more than has been shown here by now; this waits for it, at most the store's timeout.
+
+    Raises:
+        InvalidParameter: no position of the output.
+        StatusError: DATA_LOSS, the reader's text is not the log's; UNAVAILABLE, the output did not get there in time.
+    """
+    first = len(view.record.prompt)
+    position = position or first
+    shown = first + len(view.output.tokens)
+    if position > shown and prefix_hash is not None:
+        await _catch_up(orchestrator, view, position)
+    elif not first <= position <= shown:
+        raise InvalidParameter("from_position", f"must be from {first} to {shown}, not {position}")
+    if prefix_hash is not None:
+        known = view.output.tokens[: position - first]
+        is_long = len(known) >= LONG_TEXT
+        found = await asyncio.to_thread(_hash_of, view, known) if is_long else _hash_of(view, known)
+        if found != prefix_hash:
+            raise StatusError(grpc.StatusCode.DATA_LOSS, f"prefix_hash: the text before {position} is another one")
+    cursor = view.output.cursor_at(position)
+    view.tell(ClientTook(view.output.prompt_length + cursor.tokens))  # at the end of the credit it would wait for ever
+    return cursor
+
+
+async def _catch_up(orchestrator: Orchestrator, view: SessionView, position: int) -> None:
+    """Wait until the output reaches `position`, if the log does."""
+    timeout = orchestrator.options.store_timeout
+    with store_statuses():
+        log = await orchestrator.store.tail(view.record.session_id, NONE_OF_IT)
+    length = 0 if log is None else log.length
+    if position > length:
+        message = f"from_position: the log ends at {length}, before {position}, which was shown"
+        raise StatusError(grpc.StatusCode.DATA_LOSS, message)
+    try:
+        async with asyncio.timeout(timeout):
+            await view.output.reached(position)
+    except TimeoutError:
+        message = f"from_position: the text did not reach {position} within {timeout:g} s"
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, message) from None
+
+
+def _hash_of(view: SessionView, output: Sequence[int]) -> int:
+    """Of the text that consists of the prompt and these tokens."""
+    value = view.prompt_hash
+    for token in output:
+        value = extend_hash(value, token)
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cancelling and deleting sessions, whoever drives them.
+
+
+async def cancel(orchestrator: Orchestrator, session_id: str) -> None:
+    """Ask the session's owner to end it; a session that nobody drives is ended here.
+
+    Returns once the log has the request: then it holds even if this process, or another owner, ends first. Ending the
+    session here at once is an attempt; what it does not reach is left to the sweep.
+
+    Raises:
+        StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer, or has lost a session that is driven here: it may
+            go on, and may be cancelled again.
+    """
+    driven = await _driven(orchestrator, session_id)
+    if driven is not None:
+        driven.end(FinishReason.CANCELLED)  # nothing more is decided, even if the log fails
+    with _to_be_repeated(session_id, "cancel"):
+        await orchestrator.cancellations.ask(session_id, None if driven is None else driven.view)
+    if driven is not None:
+        return
+    with suppress(StatusError, StoreError):
+        log = await orchestrator.store.tail(session_id, NONE_OF_IT)
+        if log is not None and log.reason is None and (log.abandoned or log.owner == orchestrator.owner):
+            await orchestrator.join(session_id)
+
+
+async def delete(orchestrator: Orchestrator, session_id: str) -> None:
+    """Remove the session from the log; where it runs, its readers learn that it has ended.
+
+    Raises:
+        StatusError: NOT_FOUND; UNAVAILABLE, the log does not answer: it may keep the text, and may be asked again.
+    """
+    driven = await _driven(orchestrator, session_id)
+    if driven is not None:
+        driven.end(FinishReason.CANCELLED)
+        await driven.view.ended(END_LIMIT_S)
+    with _to_be_repeated(session_id, "delete"):
+        await orchestrator.cancellations.delete(session_id, None if driven is None else driven.view)
+    orchestrator.deleted(session_id)
+    left = orchestrator.sessions.pop(session_id, None)
+    if left is not None:
+        gone = deleted(session_id)
+        left.abandon(status_of_store(gone), str(gone))  # its readers, if another one has driven it until now
+        await left.close()
+
+
+async def _driven(orchestrator: Orchestrator, session_id: str) -> SessionDriver | None:
+    """Its driver, if it is driven here."""
+    driver = await orchestrator.roster.find(session_id)
+    return None if driver is None or driver.following else driver
+
+
+@contextmanager
+def _to_be_repeated(session_id: str, what: str) -> Iterator[None]:
+    """Raise StatusError for what the log has not acknowledged: it is not done."""
+    try:
+        yield
+    except MissingSession:
+        raise no_session(session_id) from None
+    except StoreUnavailable as error:
+        message = f"session_id: {error}, so the session may go on; {what} it again"
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, message, RETRY_AFTER) from error
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -147,6 +279,10 @@ def _finished(view: SessionView, end: End, text: str, delta: pb.ChatDelta | None
 DEADLINE_SLACK_S = 0.1
 # Seconds after which a reader may watch elsewhere a session that this orchestrator leaves in the log.
 RESUME_AFTER_S = 0.1
+
+
+# What a reader hears: of the session first, then its pieces, then its end.
+Part = SessionView | Emit | EmitEnd
 
 
 class GenerationHandler:
@@ -180,7 +316,7 @@ class GenerationHandler:
         time_left: seconds until the caller's deadline, None for none.
         seed: taken where the request has none (`seeds`).
         reached: of a caller that comes back with its request id: the position before which it has everything, and the
-        hash of the text before it. See `cursor_of`. trace: is told what happens in the session from now on; must not
+        hash of the text before it. trace: is told what happens in the session from now on; must not
         block. traceparent: of the caller's span (W3C Trace Context); empty or invalid begins a trace. target: one for
         all sessions of a request with several; None takes `target_for` the request. chat: of a request whose prompt is
         one.
@@ -193,7 +329,7 @@ class GenerationHandler:
         view.trace = trace or view.trace
         with view.readers.reading():
             try:
-                cursor = await self.cursor_at(view, *reached) if reached is not None else Cursor()
+                cursor = Cursor() if reached is None else await cursor_of(self._orchestrator, view, *reached)
                 async with aclosing(self.follow(view, cursor)) as parts:
                     async for part in parts:
                         yield part
@@ -234,14 +370,15 @@ class GenerationHandler:
             if driver is None:
                 raise
             return driver
-        return await self._traced(record, time_left, traceparent)
+        return await self._session_for(record, time_left, traceparent)
 
-    async def _traced(self, record: SessionRecord, time_left: float | None, traceparent: str) -> SessionDriver:
-        """The session, with a span of its own if it begins here."""
+    async def _session_for(self, record: SessionRecord, time_left: float | None, traceparent: str) -> SessionDriver:
+        """A new session, with a span of its own; or the one that the same request id has started before."""
         session, tokens = record.session_id[:SHOWN_CHARACTERS], len(record.prompt)
         span = begin("specwire.generate", Side.SERVER, traceparent, session=session, prompt_tokens=tokens)
         try:
-            driver = await self._session_for(record, time_left, span)
+            begin_or_join = self._repeats.session_for if record.request_id else self._orchestrator.open
+            driver = await begin_or_join(record, time_left, span)
         except BaseException as error:
             span.end(str(error) or type(error).__name__)
             raise
@@ -249,42 +386,17 @@ class GenerationHandler:
             span.end(joined=driver.view.record.session_id[:SHOWN_CHARACTERS])
         return driver
 
-    async def _session_for(self, record: SessionRecord, time_left: float | None, span: Span) -> SessionDriver:
-        """A new session, or the one that the same request id has started before."""
-        if record.request_id:
-            return await self._repeats.session_for(record, time_left, span)
-        return await self._orchestrator.open(record, time_left, span)
-
-    async def cursor_at(self, view: SessionView, position: int, prefix_hash: int) -> Cursor:
-        """The place of a reader that has what is before `position`; raises as `cursor_of`."""
-        known = pb.WatchRequest(from_position=position, prefix_hash=prefix_hash)
-        cursor = await cursor_of(known, view, self._orchestrator.store, self._orchestrator.options.store_timeout)
-        # What the reader has counts as taken: at the end of the credit it would wait for ever.
-        view.tell(ClientTook(view.output.prompt_length + cursor.tokens))
-        return cursor
-
-    def _prompt(self, record: SessionRecord) -> pb.Prompt | None:
-        """The prompt as the session's readers are shown it."""
-        if not record.echo:
-            return None
-        text = self._orchestrator.pool.models.tokenizer_of(record).decode(list(record.prompt))
-        return pb.Prompt(tokens=record.prompt, text=text)
-
     async def follow(self, view: SessionView, cursor: Cursor) -> AsyncGenerator[Part, None]:
-        """A reader's events from `cursor` on."""
-        known, form = view.output.end, AnswerForm.read(view.record.chat)
-        answer = None if form is None else AnswerReader(form, view.record.session_id)
-        if answer is not None:
-            await answer.skip(view.output.text[: cursor.characters])
-        yield _started(view, self._prompt(view.record))
+        """What a reader hears from `cursor` on."""
+        known = view.output.end
+        yield view
         async for shown in view.output.follow(cursor):
-            yield _chunk(shown, view.output.timings, None if answer is None else await answer.feed(shown.text))
+            yield shown
             view.tell(ClientTook(shown.position + len(shown.tokens)))
         end = view.output.end
         if end is not None:
             _check_end(view, end, known is not None)
-            text = view.output.since(cursor).text
-            yield _finished(view, end, text, None if answer is None else await answer.finish(text))
+            yield EmitEnd(end, view.output.since(cursor).text)
 
 
 def _check_end(view: SessionView, end: End, known: bool) -> None:
@@ -326,11 +438,11 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         with _naming_tools(chat):
             async with aclosing(merged(streams)) as parts:
                 async for choice, part in parts:
-                    yield generate_response(part, choice)
+                    yield pb.GenerateResponse(choice=choice, **part)
 
     async def _asked(
         self, request: pb.GenerateRequest, context: Context
-    ) -> tuple[list[AsyncGenerator[Part, None]], ChatPrompt | None]:
+    ) -> tuple[list[AsyncGenerator[dict[str, Any], None]], ChatPrompt | None]:
         """The streams of the completions that a request asks for; of a chat, what their sessions are asked, too."""
         tenant, left = self._tenant(context), context.time_remaining()
         self._orchestrator.admission.charge(tenant, request.ByteSize())
@@ -345,14 +457,40 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         singles = single_requests(request)
         (seed,) = await self._handler.seeds.of(request, tenant)
         more: dict[str, Any] = {"traceparent": parent, "target": target, "chat": chat}
-        return [self._handler.generate(each, tenant, left, seed, **more) for each in singles], chat
+        return [self._told(self._handler.generate(each, tenant, left, seed, **more)) for each in singles], chat
+
+    async def _told(self, parts: AsyncGenerator[Part, None], known: str = "") -> AsyncGenerator[dict[str, Any], None]:
+        """Events of a stream, by their names. known: what a chat's reader has of the text already."""
+        view, answer = None, None
+        async with aclosing(parts):
+            async for part in parts:
+                match part:
+                    case SessionView():
+                        view, form = part, AnswerForm.read(part.record.chat)
+                        if form is not None:
+                            answer = AnswerReader(form, view.record.session_id)
+                            await answer.feed(known)
+                        yield {"started": _started(view, self._prompt(view.record))}
+                    case Emit() if view is not None:
+                        delta = None if answer is None else await answer.feed(part.text)
+                        yield {"chunk": _chunk(part, view.output.timings, delta)}
+                    case EmitEnd() if view is not None:
+                        delta = None if answer is None else await answer.finish(part.text)
+                        yield {"finished": _finished(view, part, delta)}
+
+    def _prompt(self, record: SessionRecord) -> pb.Prompt | None:
+        """The prompt as the session's readers are shown it."""
+        if not record.echo:
+            return None
+        text = self._orchestrator.pool.models.tokenizer_of(record).decode(list(record.prompt))
+        return pb.Prompt(tokens=record.prompt, text=text)
 
     async def _chat(self, chat: pb.Chat, target: Target, tenant: str) -> ChatPrompt:
         """What a session is asked for. Raises InvalidParameter; StatusError: too many wait for their template."""
         aside = self._orchestrator.admission.of(tenant, chat.ByteSize())
         talk = await aside(talk_of, chat)
         try:
-            return await self._chats.of(target).asked(talk, aside)
+            return await self._chats.of(target).chat(talk, aside)
         except Busy as busy:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), RETRY_AFTER) from None
 
@@ -367,12 +505,11 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             driver = await self._orchestrator.join(request.session_id, request.take_over, span.traceparent)
             view = driver.view
             with view.readers.reading():
-                timeout = self._orchestrator.options.store_timeout
-                cursor = await cursor_of(request, view, self._orchestrator.store, timeout)
-                # What the reader has counts as taken: at the end of the credit it would wait for ever.
-                view.tell(ClientTook(view.output.prompt_length + cursor.tokens))
-                async for part in self._handler.follow(view, cursor):
-                    yield watch_response(part)
+                prefix_hash = request.prefix_hash if request.HasField("prefix_hash") else None
+                cursor = await cursor_of(self._orchestrator, view, request.from_position, prefix_hash)
+                known = view.output.text[: cursor.characters]
+                async for part in self._told(self._handler.follow(view, cursor), known):
+                    yield pb.WatchResponse(**part)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         log = await read_again(self._orchestrator, request.session_id, self._tenant(context), "session_id")
@@ -437,15 +574,56 @@ def _naming_tools(chat: ChatPrompt | None) -> Iterator[None]:
         raise InvalidParameter("tools", message) from None
 
 
-# The name of each part in the event of a stream.
-EVENTS = {pb.Started: "started", pb.Chunk: "chunk", pb.Finished: "finished"}
+# From what a reader hears to the events of a client's stream.
 
 
-def generate_response(part: Part, choice: int = 0) -> pb.GenerateResponse:
-    event: dict[str, Any] = {EVENTS[type(part)]: part}
-    return pb.GenerateResponse(choice=choice, **event)
+def _started(view: SessionView, prompt: pb.Prompt | None) -> pb.Started:
+    record = view.record
+    return pb.Started(
+        session_id=record.session_id,
+        prompt_tokens=len(record.prompt),
+        sampling=convert.sampling_to_wire(record.sampling),
+        prompt_hash=view.prompt_hash,
+        prompt=prompt,
+        lossy=record.sampling.lossy,
+    )
 
 
-def watch_response(part: Part) -> pb.WatchResponse:
-    event: dict[str, Any] = {EVENTS[type(part)]: part}
-    return pb.WatchResponse(**event)
+def _chunk(piece: Emit, way: OutputTimings | None, delta: pb.ChatDelta | None) -> pb.Chunk:
+    count = piece.outcomes.count
+    return pb.Chunk(
+        position=piece.position,
+        tokens=piece.tokens,
+        outcomes=convert.outcomes_to_wire(piece.outcomes),
+        text=piece.text,
+        text_ends=piece.text_ends,
+        accepted=count(Outcome.ACCEPTED),
+        recovered=count(Outcome.RECOVERED),
+        bonus=count(Outcome.BONUS),
+        direct=count(Outcome.DIRECT),
+        timings=None if way is None else _timings(way),
+        logprobs=convert.logprobs_to_wire(piece.logprobs),
+        delta=delta,
+    )
+
+
+def _timings(known: OutputTimings) -> pb.ChunkTimings:
+    return pb.ChunkTimings(
+        forward_ended_ns=known.step.forward_ended_ns,
+        verdict_received_ns=known.verdict_received_ns,
+        durable_ns=known.durable_ns,
+        emitted_ns=time.monotonic_ns(),
+        step=known.step,
+    )
+
+
+def _finished(view: SessionView, part: EmitEnd, delta: pb.ChatDelta | None) -> pb.Finished:
+    return pb.Finished(
+        reason=convert.reason_to_wire(part.end.reason),
+        message=part.end.message,
+        text=part.text,
+        text_length=part.end.text_length,
+        stats=stats_of(view.stats, len(view.record.prompt)),
+        lossy=view.record.sampling.lossy,
+        delta=delta,
+    )

@@ -14,8 +14,8 @@ from dataclasses import replace
 import grpc
 
 from orchestrator.admission import MOST_COMPLETIONS, MOST_NOTE_BYTES, MOST_REFERENCE_BYTES, MOST_REQUEST_ID
-from orchestrator.chat.answer import ChatPrompt, demand
-from orchestrator.chat.talk import check_count
+from orchestrator.chat.fields import check_count
+from orchestrator.chat.models import ChatPrompt, demand
 from orchestrator.options import UNLIMITED, OutputLengths
 from orchestrator.peers.models import Target
 from orchestrator.session.appender import store_statuses
@@ -41,8 +41,9 @@ from specwire.core.verify.references import check_lengths, checked_ids
 from specwire.rpc import convert
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import NO_SPAN, Span
-from specwire.text import check_stops, encode_aside
-from specwire.v1 import common_pb2, generation_pb2
+from specwire.text.output import check_stops
+from specwire.text.tokenizer import encode_aside
+from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 SECRET_BYTES = 32
@@ -52,7 +53,7 @@ DOCUMENT_PIECE = 1 << 16
 
 
 async def record_of(
-    request: generation_pb2.GenerateRequest,
+    request: pb.GenerateRequest,
     target: Target,
     tenant: str,
     seed: int,
@@ -72,7 +73,10 @@ async def record_of(
     info = target.info
     prompt = [*before, *await prompt_tokens(request, target, chat)]
     check_prompt(prompt, info.vocabulary, target.context, "prompt" if chat is None else "messages", room)
-    sources, asked = sources_of(request), request.sampling if chat is None else with_form(request.sampling, chat)
+    sources, asked = sources_of(request), common_pb2.Sampling()
+    asked.CopyFrom(request.sampling)
+    if chat is not None:
+        demand(asked, chat.constraint, chat.form.thinking)
     sampling, _ = convert.sampling_from_wire(asked, default_seed=seed, vocabulary=info.vocabulary)
     # The last token of a text that is only scored is where a session would decide its first.
     stopping = stopping_of(request.stopping, target, len(prompt) + room - 1, lengths)
@@ -84,7 +88,7 @@ async def record_of(
         prompt=tuple(prompt),
         sampling=sampling,
         stopping=stopping,
-        stop=checked_stop(tuple(request.stop)),
+        stop=check_stops(tuple(request.stop)),
         drafting=sources.drafters,
         ngram=sources.ngram,
         heads=sources.heads,
@@ -102,8 +106,8 @@ async def record_of(
         parent=request.parent,
         request_digest=digest_of(request) if request.request_id else "",
         private=request.private,
-        note=checked_note(request.note),
-        chat="" if chat is None else checked_form(str(chat.form)),
+        note=checked_kept("note", request.note),
+        chat="" if chat is None else checked_kept("tools", str(chat.form)),
     )
 
 
@@ -121,7 +125,7 @@ class Seeds:
         self._kept_s = kept_s
         self._secret = b""
 
-    async def of(self, request: generation_pb2.GenerateRequest, tenant: str, prompts: int = 1) -> list[int]:
+    async def of(self, request: pb.GenerateRequest, tenant: str, prompts: int = 1) -> list[int]:
         """For each of its prompts, one for all of its completions. StatusError: the log does not answer."""
         if request.sampling.HasField("seed"):
             return [request.sampling.seed] * prompts
@@ -140,29 +144,19 @@ def keyed_seed(secret: bytes, tenant: str, request_id: str, prompt: int) -> int:
     return int.from_bytes(digest, "big") >> len(digest) * 8 - DRAWN_SEED_BITS
 
 
-def digest_of(request: generation_pb2.GenerateRequest) -> str:
+def digest_of(request: pb.GenerateRequest) -> str:
     """Digest of the request, so that an id is not used for two different requests.
 
     Fields that say how one call is answered are left out: a repeated call may differ there.
     """
-    asked = generation_pb2.GenerateRequest()
+    asked = pb.GenerateRequest()
     asked.CopyFrom(request)
     for field in ("request_id", "provisional", "take_over", "n"):
         asked.ClearField(field)
     return hashlib.blake2b(asked.SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def with_form(sampling: common_pb2.Sampling, chat: ChatPrompt) -> common_pb2.Sampling:
-    """With the form that the chat's answer must have. InvalidParameter: two are demanded."""
-    asked = common_pb2.Sampling()
-    asked.CopyFrom(sampling)
-    demand(asked, chat.constraint, chat.form.thinking)
-    return asked
-
-
-async def prompt_tokens(
-    request: generation_pb2.GenerateRequest, target: Target, chat: ChatPrompt | None = None
-) -> list[int]:
+async def prompt_tokens(request: pb.GenerateRequest, target: Target, chat: ChatPrompt | None = None) -> list[int]:
     kind = request.WhichOneof("prompt")
     if chat is not None:
         return await encoded(chat.text, target, "messages")
@@ -171,7 +165,7 @@ async def prompt_tokens(
     return list(request.tokens.ids) if kind == "tokens" else []
 
 
-async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Target) -> tuple[int, ...]:
+async def prediction_tokens(request: pb.GenerateRequest, target: Target) -> tuple[int, ...]:
     """Tokens of the predicted output; none without a prediction. One that is too long is refused unread."""
     if request.WhichOneof("prediction") == "prediction_text":
         size, most = len(request.prediction_text.encode()), target.most_prompt_bytes
@@ -183,7 +177,7 @@ async def prediction_tokens(request: generation_pb2.GenerateRequest, target: Tar
     return check_prediction(tokens, target.info.vocabulary, target.context)
 
 
-async def reference_tokens(request: generation_pb2.GenerateRequest, target: Target) -> tuple[array[int], ...]:
+async def reference_tokens(request: pb.GenerateRequest, target: Target) -> tuple[array[int], ...]:
     """Tokens of the request's references, each a document. Too many, or too long ones, are refused unread."""
     check_count("references", len(request.references), MOST_REFERENCES)
     texts = sum(len(part.text) for part in request.references)
@@ -222,7 +216,7 @@ async def _document_tokens(text: str, target: Target, most: int) -> array[int]:
     return tokens
 
 
-def check_copies(request: generation_pb2.GenerateRequest, sessions: int) -> None:
+def check_copies(request: pb.GenerateRequest, sessions: int) -> None:
     """Refuse references that are too long to be copied for each of so many sessions."""
     check_count("references", len(request.references), MOST_REFERENCES)
     size = sum(part.ByteSize() for part in request.references)
@@ -265,41 +259,32 @@ def stopping_of(
     return convert.stopping_from_wire(fitted, vocabulary=target.info.vocabulary, eos_ids=target.info.eos_ids)
 
 
-def checked_stop(stop: tuple[str, ...]) -> tuple[str, ...]:
-    check_stops(stop)
-    return stop
-
-
 def checked_request_id(request_id: str) -> str:
     if len(request_id) > MOST_REQUEST_ID:
         raise InvalidParameter("request_id", f"at most {MOST_REQUEST_ID} characters are allowed, not {len(request_id)}")
     return request_id
 
 
-def checked_form(form: str) -> str:
-    if len(form.encode()) > MOST_NOTE_BYTES:
-        raise InvalidParameter("tools", f"at most {MOST_NOTE_BYTES} bytes are kept, not {len(form.encode())}")
-    return form
+def checked_kept(field: str, text: str) -> str:
+    """What the log keeps with a session."""
+    size = len(text.encode())
+    if size > MOST_NOTE_BYTES:
+        raise InvalidParameter(field, f"at most {MOST_NOTE_BYTES} bytes are kept, not {size}")
+    return text
 
 
-def checked_note(note: str) -> str:
-    if len(note.encode()) > MOST_NOTE_BYTES:
-        raise InvalidParameter("note", f"at most {MOST_NOTE_BYTES} bytes are kept, not {len(note.encode())}")
-    return note
-
-
-def sources_of(request: generation_pb2.GenerateRequest) -> generation_pb2.Sources:
+def sources_of(request: pb.GenerateRequest) -> pb.Sources:
     """What may propose draft tokens. Raises InvalidParameter."""
     value = request.drafting
-    if value not in generation_pb2.Drafting.values():
+    if value not in pb.Drafting.values():
         raise InvalidParameter("drafting", f"{value} is not a known value")
     if request.HasField("sources"):
-        if value != generation_pb2.DRAFTING_UNSPECIFIED:
+        if value != pb.DRAFTING_UNSPECIFIED:
             raise InvalidParameter("sources", "contradicts drafting: give one of the two")
         return request.sources
-    drafters = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_NGRAM)
-    ngram = value not in (generation_pb2.DRAFTING_OFF, generation_pb2.DRAFTING_DRAFTERS)
-    return generation_pb2.Sources(drafters=drafters, ngram=ngram, heads=drafters and ngram)
+    drafters = value not in (pb.DRAFTING_OFF, pb.DRAFTING_NGRAM)
+    ngram = value not in (pb.DRAFTING_OFF, pb.DRAFTING_DRAFTERS)
+    return pb.Sources(drafters=drafters, ngram=ngram, heads=drafters and ngram)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -353,15 +338,8 @@ class Repeats:
         """The session that the request has begun under its id, if it has one and did. Raises as `session_for`."""
         if not request.request_id or len(request.request_id) > MOST_REQUEST_ID:
             return None
-        asked = SessionRecord(
-            "",
-            (),
-            Sampling(),
-            Stopping(1),
-            tenant=tenant,
-            request_id=request.request_id,
-            request_digest=digest_of(request),
-        )
+        named, digest = request.request_id, digest_of(request)
+        asked = SessionRecord("", (), Sampling(), Stopping(1), tenant=tenant, request_id=named, request_digest=digest)
         return await self._joined_if_bound(asked, NO_SPAN)
 
     async def _claim_id(self, record: SessionRecord) -> Bound:

@@ -20,11 +20,12 @@ from orchestrator.peers.models import Target
 from orchestrator.sessions import Orchestrator
 from orchestrator.store import SessionRecord
 from specwire.core.invalid import MOST_SCORED, MOST_SCORED_PARTS, ContextExceeded, InvalidParameter
+from specwire.core.messages import TokenLogprobs
 from specwire.rpc import convert
 from specwire.rpc.channel import Backoff
 from specwire.rpc.errors import RETRY_AFTER, StatusError
-from specwire.v1 import common_pb2, verify_pb2
 from specwire.v1 import generation_pb2 as pb
+from specwire.v1 import verify_pb2
 
 # Worth asking again, or elsewhere: all slots are taken; the link was lost, or the verifier stops.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
@@ -43,7 +44,7 @@ class PromptScores:
     """
 
     tokens: tuple[int, ...]
-    logprobs: Sequence[common_pb2.TokenLogprobs] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     ranks: Sequence[int] = ()
 
 
@@ -80,7 +81,10 @@ class PromptScorer:
         scored = await self._admitted(record, target, None if nothing else asked, time_left)
         if len(scored.scored) != len(scored.log_probabilities) or len(scored.ranks) != len(scored.log_probabilities):
             raise StatusError(grpc.StatusCode.INTERNAL, MISCOUNTED)
-        return PromptScores(tokens, scored.scored, scored.ranks)
+        try:
+            return PromptScores(tokens, convert.logprobs_from_wire(scored.scored), scored.ranks)
+        except InvalidParameter as error:
+            raise StatusError(grpc.StatusCode.INTERNAL, f"the verifier told no {error}") from None
 
     async def continuations(
         self, request: pb.ScoreTextRequest, target: Target, tenant: str, time_left: float | None
@@ -91,7 +95,8 @@ class PromptScorer:
         if len(whole) > target.context:
             message = f"one of {len(whole) - len(prefix)} tokens behind a prefix of {len(prefix)} does not fit"
             raise ContextExceeded("continuations", message, target.context)
-        record = await record_of(_prompt_only(_of_tokens(whole)), target, tenant, seed=0, room=0)
+        longest = _prompt_only(pb.GenerateRequest(tokens=pb.TokenIds(ids=whole)))
+        record = await record_of(longest, target, tenant, seed=0, room=0)
         flat = [tuple(chain.from_iterable(parts)) for parts in texts]
         asked = verify_pb2.ScoreRequest(
             tokens=[*prefix, *flat[0]],
@@ -165,10 +170,6 @@ def _prompt_only(request: pb.GenerateRequest) -> pb.GenerateRequest:
         asked.ClearField(name)
     asked.stopping.max_tokens, asked.stopping.min_tokens, asked.stopping.fit_context = 1, 0, False
     return asked
-
-
-def _of_tokens(tokens: Sequence[int]) -> pb.GenerateRequest:
-    return pb.GenerateRequest(tokens=pb.TokenIds(ids=tokens))
 
 
 async def _texts_of(request: pb.ScoreTextRequest, target: Target) -> tuple[list[int], list[list[list[int]]]]:

@@ -68,6 +68,11 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
+def check_count(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidParameter(field, f"at most {most} are allowed, not {count}")
+
+
 class Fields:
     """An object of a request. Null counts as absent, because clients send it so.
 
@@ -76,10 +81,10 @@ class Fields:
 
     def __init__(self, values: dict[str, Any], path: str = "") -> None:
         self._left = {name: value for name, value in values.items() if value is not None}
-        self._path = path
+        self.path = path
 
     def invalid(self, name: str, message: str) -> InvalidParameter:
-        return InvalidParameter(self._path + name, message)
+        return InvalidParameter(self.path + name, message)
 
     def _wrong(self, name: str, wanted: str, value: object) -> InvalidParameter:
         return self.invalid(name, f"must be {wanted}, not {shown(value)}")
@@ -139,7 +144,7 @@ class Fields:
         if value is None:
             return []
         several = [value] if isinstance(value, str) else value
-        self._check_count(name, several, most)
+        check_count(self.path + name, len(several) if isinstance(several, list) else 0, most)
         if not isinstance(several, list) or not all(isinstance(each, str) for each in several):
             raise self._wrong(name, "a string or a list of strings", value)
         return several
@@ -149,14 +154,10 @@ class Fields:
         value = self.take(name)
         if value is None:
             return []
-        self._check_count(name, value, most)
+        check_count(self.path + name, len(value) if isinstance(value, list) else 0, most)
         if not is_ids(value):
             raise self._wrong(name, "a list of token ids", value)
         return list(value)
-
-    def _check_count(self, name: str, value: object, most: int) -> None:
-        if isinstance(value, list) and len(value) > most:
-            raise self.invalid(name, f"at most {most} are allowed, not {len(value)}")
 
     def inner(self, name: str) -> Fields | None:
         value = self.take(name)
@@ -164,7 +165,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self._wrong(name, "an object", value)
-        return Fields(value, f"{self._path}{name}.")
+        return Fields(value, f"{self.path}{name}.")
 
     def fixed(self, name: str, *allowed: object) -> None:
         """Take a field that may only have the value that holds here anyway."""

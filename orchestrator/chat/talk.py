@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from orchestrator.admission import MOST_MESSAGES, MOST_TOOLS
-from orchestrator.chat.fields import Fields, JsonBounds, made_constraint, no_number, shown
+from orchestrator.admission import MOST_JSON_BYTES, MOST_MESSAGES, MOST_TOOLS
+from orchestrator.chat.fields import Fields, JsonBounds, check_count, made_constraint, no_number, shown
 from orchestrator.chat.templates import ChatMessage
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
+from specwire.rpc.convert import check_known
 from specwire.text.tool_calls.formats import THINK, THOUGHT, ChatFamily
 from specwire.text.tool_calls.grammar import call_grammar
 from specwire.text.tool_calls.readers import ToolFunction
+from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Messages, as they are checked before a template sees them.
@@ -39,11 +41,6 @@ def take_messages(fields: Fields, bounds: JsonBounds | None = None) -> list[Chat
     check_count("messages", len(value), MOST_MESSAGES)
     bounds = bounds or JsonBounds()
     return [_message(f"messages[{index}]", each, bounds) for index, each in enumerate(value)]
-
-
-def check_count(field: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidParameter(field, f"at most {most} are allowed, not {count}")
 
 
 def _message(name: str, value: object, bounds: JsonBounds) -> ChatMessage:
@@ -385,3 +382,95 @@ def _template_values(fields: Fields) -> dict[str, Any]:
     inner, effort = fields.inner("chat_template_kwargs"), fields.text("reasoning_effort")
     more = {} if effort is None else {"reasoning_effort": effort}
     return more if inner is None else more | {name: inner.take(name) for name in inner.names()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A chat over gRPC: as the fields that HTTP's callers send, so that both are checked alike.
+
+CHOICES = {
+    pb.TOOL_CHOICE_UNSPECIFIED: None,
+    pb.TOOL_CHOICE_AUTO: "auto",
+    pb.TOOL_CHOICE_NONE: "none",
+    pb.TOOL_CHOICE_REQUIRED: "required",
+}
+
+
+def talk_of(chat: pb.Chat) -> Talk:
+    """InvalidParameter names the field."""
+    check_known(chat, "chat")
+    check_count("messages", len(chat.messages), MOST_MESSAGES)
+    check_count("tools", len(chat.tools), MOST_TOOLS)
+    values = JsonValues()
+    body = {
+        "messages": [_told_message(f"messages[{index}]", each) for index, each in enumerate(chat.messages)],
+        "tools": [_told_tool(f"tools[{index}]", each, values) for index, each in enumerate(chat.tools)],
+        "tool_choice": _told_choice(chat),
+        "parallel_tool_calls": chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else None,
+        "continue_final_message": chat.continue_final_message,
+        "chat_template_kwargs": values.object("template_values", "", chat.template_values),
+    }
+    try:
+        return take_talk(Fields(body), values.bounds)
+    except InvalidParameter as error:  # there, a call and a tool have their function's fields within another object
+        message = str(error).removeprefix(f"{error.field}: ").replace(".function.", ".")
+        raise InvalidParameter(error.field, message) from None
+
+
+class JsonValues:
+    """JSON in strings of one request. bounds: of all of it."""
+
+    def __init__(self) -> None:
+        self.bounds = JsonBounds()
+        self._bytes = 0
+
+    def object(self, field: str, name: str, text: str) -> dict[str, Any] | None:
+        """None for an empty text. name: of what is within the field, for errors."""
+        if not text:
+            return None
+        data = text.encode()
+        self._bytes += len(data)
+        if self._bytes > MOST_JSON_BYTES:
+            raise InvalidParameter(field, f"tools and template_values have more than {MOST_JSON_BYTES} bytes of JSON")
+        self.bounds.check(data, field, name)
+        try:
+            found: object = json.loads(text, parse_constant=no_number)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            message = f"must be a JSON object, not {shown(text)}"
+            raise InvalidParameter(field, f"{name} {message}" if name else message)
+        return found
+
+
+def _told_message(name: str, message: pb.ChatMessage) -> dict[str, Any]:
+    """What is empty was not said, but the content."""
+    check_known(message, name)
+    said = {"name": message.name, "reasoning_content": message.reasoning_content, "tool_call_id": message.tool_call_id}
+    calls = [_told_call(f"{name}.tool_calls[{index}]", each) for index, each in enumerate(message.tool_calls)]
+    told = {"role": message.role, "content": message.content, **{key: text for key, text in said.items() if text}}
+    return {**told, "tool_calls": calls} if calls else told
+
+
+def _told_call(name: str, call: pb.ToolCall) -> dict[str, Any]:
+    check_known(call, name)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _told_tool(name: str, tool: pb.ChatTool, values: JsonValues) -> dict[str, Any]:
+    check_known(tool, name)
+    parameters = values.object("tools", f"{name}.parameters", tool.parameters)
+    said = {"description": tool.description or None, "parameters": parameters, "strict": tool.strict or None}
+    function = {"name": tool.name, **{key: value for key, value in said.items() if value is not None}}
+    return {"type": "function", "function": function}
+
+
+def _told_choice(chat: pb.Chat) -> object:
+    if chat.tool_choice not in CHOICES:
+        raise InvalidParameter("tool_choice", f"{chat.tool_choice} is not a known value")
+    if not chat.tool_name:
+        return CHOICES[chat.tool_choice]
+    if chat.tool_choice != pb.TOOL_CHOICE_UNSPECIFIED:
+        raise InvalidParameter("tool_name", "contradicts tool_choice: give one of the two")
+    if chat.tool_name not in [each.name for each in chat.tools]:
+        raise InvalidParameter("tool_name", f"{shown(chat.tool_name)} is none of the tools")
+    return {"type": "function", "function": {"name": chat.tool_name}}

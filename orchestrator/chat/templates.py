@@ -10,21 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from specwire.core.invalid import InvalidParameter
-from specwire.text.sandbox import (
-    HEAD,
-    Busy,
-    ForkServer,
-    Lost,
-    lengths_of,
-    packed,
-    readable,
-)
+from specwire.text.sandbox import Busy, ForkServer, Lost, ask, readable
 
 ChatMessage = dict[str, Any]
 
@@ -50,22 +42,9 @@ class TemplateInvalid(ValueError):
     """The chat template itself does not compile."""
 
 
-class Renderer:
-    """Templates of several models. Nothing is started before one is used.
-
-    compute: seconds of processor time for compiling a template, and for each conversation.
-    """
-
-    def __init__(self, compute: float = COMPUTE_S) -> None:
-        self._forks = ForkServer("orchestrator.chat.template_process", [str(compute)])
-
-    def template(self, source: str, special_tokens: Mapping[str, str]) -> RemoteTemplate:
-        return RemoteTemplate(self._forks, source, special_tokens)
-
-    async def stop(self) -> None:
-        """Idempotent."""
-        if self._forks.open:
-            await asyncio.to_thread(self._forks.stop)
+def renderers(compute: float = COMPUTE_S) -> ForkServer:
+    """For templates of several models. compute: seconds of processor time, for compiling one and each conversation."""
+    return ForkServer("orchestrator.chat.template_process", [str(compute)])
 
 
 class RemoteTemplate:
@@ -78,7 +57,7 @@ class RemoteTemplate:
         self._forks = forks
         self._source = source
         self._special_tokens = dict(special_tokens)
-        self._idle: list[_Process] = []
+        self._idle: list[socket.socket] = []
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
         self._closed = False
@@ -115,7 +94,7 @@ class RemoteTemplate:
     async def _rendered(self, asked: dict[str, Any] | None) -> str:
         process = self._ready() or await self._started()
         try:
-            text = "" if asked is None else await process.ask(asked)
+            text = "" if asked is None else await _answer(process, asked)
         except InvalidParameter:
             self._rest(process)
             raise
@@ -128,34 +107,35 @@ class RemoteTemplate:
         self._rest(process)
         return text
 
-    def _ready(self) -> _Process | None:
-        """An idle process, if there is one; some may have died meanwhile."""
+    def _ready(self) -> socket.socket | None:
+        """The connection to an idle process, if there is one; some may have died meanwhile.
+
+        An idle one was asked nothing, so anything to read is its end.
+        """
         while self._idle:
             process = self._idle.pop()
-            if not process.gone:
+            if not readable(process.fileno(), 0.0):
                 return process
             process.close()
         return None
 
-    def _rest(self, process: _Process) -> None:
+    def _rest(self, process: socket.socket) -> None:
         if self._closed:
             process.close()
         else:
             self._idle.append(process)
 
-    async def _started(self) -> _Process:
-        process = await _Process.started(await self._forks.begun())
-        try:
-            await process.ask({"source": self._source, "special_tokens": self._special_tokens})
-        except InvalidParameter as error:
-            process.close()
-            raise TemplateInvalid(str(error).removeprefix(f"{error.field}: ")) from None
-        except Lost:
-            process.close()
-            raise TemplateInvalid(f"the chat template cannot be compiled: it {BEYOND} for that") from None
-        except BaseException:
-            process.close()
-            raise
+    async def _started(self) -> socket.socket:
+        process = await self._forks.begun()
+        with ExitStack() as unless_it_compiles:
+            unless_it_compiles.callback(process.close)
+            try:
+                await _answer(process, {"source": self._source, "special_tokens": self._special_tokens})
+            except InvalidParameter as error:
+                raise TemplateInvalid(str(error).removeprefix(f"{error.field}: ")) from None
+            except Lost:
+                raise TemplateInvalid(f"the chat template cannot be compiled: it {BEYOND} for that") from None
+            unless_it_compiles.pop_all()
         return process
 
     def close(self) -> None:
@@ -165,35 +145,12 @@ class RemoteTemplate:
             self._idle.pop().close()
 
 
-class _Process:
-    """The connection to one such process."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def started(cls, connection: socket.socket) -> _Process:
-        return cls(*await asyncio.open_connection(sock=connection))
-
-    @property
-    def gone(self) -> bool:
-        """Whether an idle process has ended: it was asked nothing, so anything to read is its end."""
-        return self._reader.at_eof() or readable(self._writer.get_extra_info("socket").fileno(), 0.0)
-
-    async def ask(self, asked: dict[str, Any]) -> str:
-        """Raises InvalidParameter, which is its answer; Lost."""
-        try:
-            self._writer.write(packed(asked))
-            await self._writer.drain()
-            head, data = lengths_of(await self._reader.readexactly(HEAD))
-            said = json.loads(await self._reader.readexactly(head))
-            text = (await self._reader.readexactly(data)).decode()
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise Lost(str(error)) from None
-        if "error" in said:
-            raise InvalidParameter("messages", said["error"])
-        return text
-
-    def close(self) -> None:
-        self._writer.close()
+async def _answer(process: socket.socket, asked: dict[str, Any]) -> str:
+    """What a process has rendered. Raises InvalidParameter, which is its answer; Lost."""
+    try:
+        said, text = await ask(process, asked)
+    except OSError as error:
+        raise Lost(str(error)) from None
+    if "error" in said:
+        raise InvalidParameter("messages", said["error"])
+    return text.decode()

@@ -1,4 +1,4 @@
-"""The routes of the HTTP front door, and who may call them from which page."""
+"""The routes of the HTTP front door, who may call them from which page, and the small endpoints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import ipaddress
 import re
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -15,20 +17,24 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.http.bodies import Bodies
-from orchestrator.http.console import ConsoleEndpoints
-from orchestrator.http.endpoint import Endpoint, HttpService, Responder
+from orchestrator.api.requests import encoded
+from orchestrator.chat.models import ServedModel
+from orchestrator.chat.talk import take_talk
+from orchestrator.http.console import ConsoleEndpoints, page_routes
+from orchestrator.http.endpoint import Call, Endpoint, HttpService, Responder
 from orchestrator.http.errors import INVALID, Failure, failure_of, request_name
-from orchestrator.http.info import Info, Metrics
 from orchestrator.http.openai.completions import Completions
 from orchestrator.http.openai.responses import Responses
-from orchestrator.http.page import routes as page_routes
 from orchestrator.options import ANY, HttpAccess
+from orchestrator.sessions import ORCHESTRATOR
+from specwire import __version__
+from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import host_of, is_loopback
+from specwire.telemetry.metrics import CONTENT_TYPE, Families, by_labels, counter
 
 REQUEST_ID = "x-request-id"
 # What may stand in a log line and in a header.
@@ -37,18 +43,13 @@ NAMED = re.compile(r"[!-~]{1,128}")
 
 def application(service: HttpService) -> ASGIApp:
     """The endpoints, for whom may call. Health, readiness and version want no key, as gRPC's health checks do not."""
-    options = service.orchestrator.options
-    answered = shared(routed(service), options.http_access)
-    return RequestIds(OriginCheck(answered, options.http_access, options.http))
-
-
-def shared(app: ASGIApp, access: HttpAccess) -> ASGIApp:
-    """Answers that pages of the allowed origins may read, by the CORS protocol of the WHATWG's Fetch standard."""
-    if not access.origins:
-        return app
-    origins = [each.lower() for each in access.origins]
-    methods, shown = ("GET", "POST", "DELETE"), (REQUEST_ID, "retry-after")
-    return CORSMiddleware(app, origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
+    access = service.orchestrator.options.http_access
+    app: ASGIApp = routed(service)
+    if access.origins:  # whose pages may read answers, by the CORS protocol of the WHATWG's Fetch standard
+        origins = [each.lower() for each in access.origins]
+        methods, shown = ("GET", "POST", "DELETE"), (REQUEST_ID, "retry-after")
+        app = CORSMiddleware(app, origins, allow_methods=methods, allow_headers=("*",), expose_headers=shown)
+    return RequestIds(OriginCheck(app, access, service.orchestrator.options.http))
 
 
 class RequestIds:
@@ -78,10 +79,10 @@ class RequestIds:
 def routed(service: HttpService) -> Starlette:
     """All endpoints."""
     completions, console = Completions(service), ConsoleEndpoints(service)
-    responses, info, metrics, bodies = Responses(service), Info(service), Metrics(service), Bodies()
+    responses, info, metrics = Responses(service), Info(service), Metrics(service)
 
     def route(method: str, path: str, answer: Responder, guarded: bool = True) -> Route:
-        return Route(path, Endpoint(service, answer, path, guarded, metrics.observe, bodies), methods=[method])
+        return Route(path, Endpoint(service, answer, path, guarded, metrics.observe), methods=[method])
 
     routes = [
         route("POST", "/v1/completions", completions.complete),
@@ -214,3 +215,98 @@ def _is_address(name: str) -> bool:
 
 def _has_body(headers: dict[str, str]) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# /metrics: the orchestrator's figures (`orchestrator.metrics`), and HTTP's own.
+
+
+class Metrics:
+    """The page of figures; it also counts HTTP's own answers (`observe`)."""
+
+    def __init__(self, service: HttpService) -> None:
+        self._answers: Counter[tuple[str, int]] = Counter()
+        self._registry = service.orchestrator.registry
+        self._registry.add(ORCHESTRATOR, self._families)
+
+    def observe(self, route: str, status: int) -> None:
+        self._answers[route, status] += 1
+
+    async def answer(self, _: Call) -> Response:
+        return PlainTextResponse(self._registry.text(), media_type=CONTENT_TYPE)
+
+    def _families(self) -> Families:
+        counts = sorted(self._answers.items())
+        samples = (((route, str(status)), count) for (route, status), count in counts)
+        told = "HTTP answers by route and status."
+        yield by_labels(counter, "http_responses_total", told, ("route", "status"), samples)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The small endpoints: models, health, version, tokens.
+
+# Of a token's text in an answer.
+TEXT_BYTES = 16
+
+
+class Info:
+    """Each takes a call and gives a response."""
+
+    def __init__(self, service: HttpService) -> None:
+        self._service = service
+        self._admission = service.orchestrator.admission
+
+    async def models(self, _: Call) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model(each) for each in self._service.all_served()]})
+
+    async def model(self, call: Call) -> Response:
+        return JSONResponse(self._model(self._service.served(call.path["model"])))
+
+    def _model(self, served: ServedModel) -> dict[str, Any]:
+        return {
+            "id": served.name,
+            "object": "model",
+            "created": self._service.started,
+            "owned_by": "specwire",
+            "root": served.name,
+            "parent": None,
+            "max_model_len": served.target.context,
+        }
+
+    async def health(self, _: Call) -> Response:
+        """The process answers; `ready` tells whether it can generate."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _: Call) -> Response:
+        reason = self._service.orchestrator.unready
+        return JSONResponse({"ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+
+    async def version(self, _: Call) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def tokenize(self, call: Call) -> Response:
+        """`prompt`, or `messages` as the model's chat template writes them, as the model's tokens."""
+        fields = await self._service.fields(call)
+        served = self._service.served(fields.text("model"))
+        prompt = fields.text("prompt")
+        if prompt is None:
+            prompt = (await served.chat(await call.aside(take_talk, fields), call.aside)).text
+        fields.fixed("add_special_tokens", False)
+        with_texts = fields.flag("return_token_strs")
+        fields.end()
+        tokens = await encoded(prompt, served.target)
+        context, texts = served.target.context, None
+        if with_texts:
+            of_text = self._admission.of(call.tenant, TEXT_BYTES * len(tokens))
+            texts = await of_text(lambda: list(map(served.names.text, tokens)))
+        return JSONResponse({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": texts})
+
+    async def detokenize(self, call: Call) -> Response:
+        fields = await self._service.fields(call)
+        served = self._service.served(fields.text("model"))
+        tokens = await call.aside(fields.ids, "tokens", served.target.context)
+        fields.end()
+        vocabulary = served.target.info.vocabulary
+        if max(tokens, default=0) >= vocabulary:
+            raise InvalidParameter("tokens", f"token id {max(tokens)} is outside 0..{vocabulary - 1}")
+        return JSONResponse({"prompt": served.target.tokenizer.decode(tokens, skip_special_tokens=False)})

@@ -17,7 +17,7 @@ import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from orchestrator.http.bodies import BODY_LIMIT_S
+from orchestrator.http.endpoint import BODY_LIMIT_S
 from orchestrator.http.errors import INVALID, SERVER, Failure
 from specwire.rpc.channel import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTES
 from specwire.rpc.keys import HEADER

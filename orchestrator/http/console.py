@@ -1,33 +1,38 @@
-"""What the console asks for: one session with all that happens in it, and the state of services and sessions.
+"""The console: its page, and what that asks for: one session with all that happens in it, and the state of services.
 
-Not a public interface: it changes with the page (`orchestrator/http/page`).
+Not a public interface: it changes with the page (`page/`), which has no build step and asks nobody but the orchestrator
+that it came from.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import Part
-from orchestrator.http.endpoint import Call, HttpService, Served
+from orchestrator.chat.models import ServedModel
+from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import failure_of
-from orchestrator.http.openai.answers import DONE, OUTCOMES, EventStream, event, figures
+from orchestrator.http.openai.answers import DONE, EventStream, event, figures
 from orchestrator.http.openai.completions import prompts_of, sessions_of
 from orchestrator.http.openai.requests import take_completion
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.session.driver import SessionDriver
-from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us
+from orchestrator.session.output import SessionView
+from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us, stats_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
+from specwire.core.messages import Emit, EmitEnd
 from specwire.rpc.link import Link
-from specwire.v1 import common_pb2
-from specwire.v1 import generation_pb2 as pb
 
 Json = dict[str, Any]
 
@@ -45,11 +50,10 @@ class ConsoleEndpoints:
     async def generate(self, call: Call) -> ASGIApp:
         """A completion's fields with one prompt; answers a stream of events by `type`, errors included."""
         fields = await self._service.fields(call)
-        aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
-        prompts = await aside(prompts_of, fields.take("prompt"))
+        prompts = await call.aside(prompts_of, fields.take("prompt"))
         request = take_completion(fields, "")
         fields.end()
-        served = self._service.served(request.model)
+        served = self._service.served(request.template.model)
         requests = sessions_of(request, prompts)
         if len(requests) != 1:
             raise InvalidParameter("n", f"the console shows one session, not {len(requests)}")
@@ -112,10 +116,11 @@ def _session(driver: SessionDriver) -> Json:
 class ConsoleStream:
     """One session's events for the page, in the order in which they happened."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedModel) -> None:
         self._served = served
         self._waiting: asyncio.Queue[Json | None] = asyncio.Queue(MOST_WAITING)
         self._left_out = 0
+        self._view: SessionView | None = None
 
     def note(self, traced: Traced) -> None:
         """Something happened in the session."""
@@ -146,34 +151,36 @@ class ConsoleStream:
 
     def _part(self, part: Part) -> Json:
         match part:
-            case pb.Started():
-                sampling = {"seed": str(part.sampling.seed), "rule": part.sampling.rule}
+            case SessionView():
+                self._view, sampling = part, part.record.sampling
                 return {
                     "type": "started",
-                    "session": part.session_id,
-                    "prompt_tokens": part.prompt_tokens,
+                    "session": part.record.session_id,
+                    "prompt_tokens": len(part.record.prompt),
                     "at_us": now_us(),
-                    **sampling,
+                    "seed": str(sampling.seed),
+                    "rule": sampling.rule_name,
                 }
-            case pb.Chunk():
+            case Emit():
                 return {
                     "type": "chunk",
                     "at_us": now_us(),
                     "position": part.position,
-                    "tokens": list(part.tokens),
-                    "outcomes": [OUTCOMES.get(each, "") for each in part.outcomes],
+                    "tokens": part.tokens,
+                    "outcomes": [each.name.lower() for each in part.outcomes],
                     "text": part.text,
-                    "ends": list(part.text_ends),
+                    "ends": part.text_ends,
                     "logprobs": [finite(known.logprob) for known in part.logprobs],
                 }
-            case pb.Finished():
+            case EmitEnd():
+                known = self._view
                 return {
                     "type": "finished",
                     "at_us": now_us(),
-                    "reason": common_pb2.FinishReason.Name(part.reason).removeprefix("FINISH_REASON_").lower(),
+                    "reason": part.end.reason.name.lower(),
                     "text": part.text,
-                    "text_length": part.text_length,
-                    "stats": figures(part.stats),
+                    "text_length": part.end.text_length,
+                    "stats": {} if known is None else figures(stats_of(known.stats, len(known.record.prompt))),
                     "left_out": self._left_out,
                 }
 
@@ -185,3 +192,33 @@ class ConsoleStream:
             case TracedVerdict():
                 names = [outcome.name.lower() for outcome in traced.outcomes]
                 return {"type": "judged", "texts": texts, **asdict(traced), "outcomes": names}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The page.
+
+PAGE = Path(__file__).resolve().parent / "page"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+def page_routes() -> list[Route]:
+    """The page at `/`, its parts below `/console/`. Open to everybody: they hold no user's data."""
+    files = {file.name: file for file in PAGE.iterdir() if file.suffix in TYPES}
+    served = {"/" if name == "index.html" else f"/console/{name}": file for name, file in files.items()}
+    return [Route(path, _giving(file), methods=["GET"]) for path, file in sorted(served.items())]
+
+
+def _giving(file: Path) -> Callable[[Request], Awaitable[Response]]:
+    content, kind = file.read_bytes(), TYPES[file.suffix]
+
+    async def give(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=PAGE_HEADERS)
+
+    return give

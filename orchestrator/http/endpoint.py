@@ -3,85 +3,182 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.admission import Aside
+from orchestrator.admission import LONG_BYTES, MOST_DEPTH, Admission, Aside
 from orchestrator.api.calls import GenerationHandler
-from orchestrator.chat.answer import ChatPrompt
-from orchestrator.chat.fields import Fields
-from orchestrator.chat.models import ChatModel, ChatModels
-from orchestrator.chat.talk import Talk
-from orchestrator.http.bodies import RETRY_S, Bodies, check_length, most_body_bytes, parse, read_body
-from orchestrator.http.errors import INVALID, SERVER, Failure, failure_of
-from orchestrator.peers.models import Target
+from orchestrator.chat.fields import Fields, JsonBounds, no_number
+from orchestrator.chat.models import ChatModels, ServedModel
+from orchestrator.http.errors import INVALID, RETRY_S, Failure, failure_of
 from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS
+from specwire.core.invalid import MOST_PARTS, InvalidParameter
 from specwire.rpc.errors import StatusError
-from specwire.rpc.model_info import Identity
-from specwire.text.sandbox import Busy
-from specwire.text.tokenizer import TokenBytes
-from specwire.text.tool_calls.formats import ChatFamily
 from specwire.v1 import generation_pb2 as pb
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Requests' bodies: read within bounds on time, size and each tenant's memory.
+#
+# They are parsed as JSON into a small multiple of their size, without holding up the event loop.
+
+# For all fields but the prompt, and for each token of a context: a token is some four characters or a number, and JSON
+# may spell a character in six bytes.
+BASE_BODY_BYTES, TOKEN_BYTES = 1024 * 1024, 64
+# As much as a gRPC message.
+MOST_BODY_BYTES = 16 * 1024 * 1024
+BODY_LIMIT_S = 30.0
+# Most bytes of one tenant's bodies that are being read or whose answers have not begun. Parsed they take up to 16 times
+# as much.
+MOST_TENANT_BYTES = 64 * 1024 * 1024
+# JSON escapes that may be half a character (surrogates).
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def most_body_bytes(context: int) -> int:
+    """Bytes that a request to a model with such a context may need."""
+    return min(MOST_BODY_BYTES, BASE_BODY_BYTES + TOKEN_BYTES * context)
+
+
+def check_length(size: str, most: int) -> None:
+    """Refuse a Content-Length beyond `most`, before anything is read. Raises Failure."""
+    if size.isdecimal() and int(size) > most:
+        raise _too_large(most)
+
+
+async def read_body(parts: AsyncIterator[bytes], space: BodyReservation, most: int) -> bytes:
+    """The whole body, within BODY_LIMIT_S and `most` bytes.
+
+    Raises:
+        Failure: 413, it is too long; 408, it did not come; 429, there is no space for it now.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_LIMIT_S):
+            async for part in parts:
+                if len(body) + len(part) > most:
+                    raise _too_large(most)
+                space.take(len(part))
+                body += part
+    except TimeoutError:
+        message = f"body: did not come within {BODY_LIMIT_S:g} s"
+        raise Failure(408, message, INVALID, None, "timeout", close=True) from None
+    return bytes(body)
+
+
+def _too_large(most: int) -> Failure:
+    message = (
+        f"body: more than {most} bytes, which is what this model's context may need; --http-body sets another limit"
+    )
+    return Failure(413, message, INVALID, None, "too_large", close=True)
+
+
+class BodyReservation:
+    """The memory that one body takes of its tenant's share. held_by: bytes of bodies in memory, by tenant."""
+
+    def __init__(self, held_by: Counter[str], tenant: str) -> None:
+        self._held_by = held_by
+        self._tenant = tenant
+        self.held = 0
+
+    def take(self, size: int) -> None:
+        """Raises Failure."""
+        if self._held_by[self._tenant] + size > MOST_TENANT_BYTES:
+            message = f"body: this tenant's requests have {MOST_TENANT_BYTES} bytes of bodies under way already"
+            raise Failure(429, message, "rate_limit_error", None, "rate_limit_exceeded", RETRY_S, close=True)
+        self._held_by[self._tenant] += size
+        self.held += size
+
+    def release(self) -> None:
+        self._held_by[self._tenant] -= self.held
+        if not self._held_by[self._tenant]:
+            del self._held_by[self._tenant]
+
+
+async def parse(admission: Admission, body: bytes, tenant: str) -> dict[str, Any]:
+    """The JSON object in a request's body; NaN and infinities are no JSON. InvalidParameter of `body`."""
+    return await admission.aside(tenant, len(body), parsed, body, *(HOOKS if len(body) >= LONG_BYTES else ()))
+
+
+def parsed(
+    body: bytes, parse_int: Callable[[str], int] = int, parse_float: Callable[[str], float] = float
+) -> dict[str, Any]:
+    """See `parse`."""
+    try:
+        _check_body(body)
+        found = json.loads(body.decode(), parse_int=parse_int, parse_float=parse_float, parse_constant=no_number)
+        if SURROGATE.search(body):
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text, though JSON can spell it
+    except InvalidParameter:
+        raise
+    except RecursionError:
+        raise InvalidParameter("body", "is nested too deeply") from None
+    except ValueError as error:  # also what is no text: UnicodeError is one
+        raise InvalidParameter("body", f"is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidParameter("body", "must be a JSON object")
+    return found
+
+
+def _int(text: str) -> int:
+    return int(text)
+
+
+def _float(text: str) -> float:
+    return float(text)
+
+
+# The parser releases the interpreter's lock only when it calls Python functions: then other threads run.
+HOOKS = _int, _float
+
+
+def _check_body(body: bytes) -> None:
+    """Most bodies have so few quotes and brackets that it does not matter which of them are within strings."""
+    if body.count(b"[") + body.count(b"{") > MOST_DEPTH or body.count(b'"') // 2 > MOST_PARTS:
+        JsonBounds().check(body, "body")
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What the HTTP endpoints share: the orchestrator behind them, who calls, the served model and its template.
 
-# Digits of the identity that are shown: enough to tell versions apart.
-FINGERPRINT_DIGITS = 12
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request, read whole. headers: names in lower case. path: what the route's placeholders stand for."""
+    """One HTTP request, read whole.
+
+    headers: names in lower case. path: what the route's placeholders stand for. aside: as of `Admission.of` its body.
+    """
 
     tenant: str
     body: bytes
     headers: dict[str, str]
     query: list[tuple[str, str]]
     path: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A model as HTTP's callers see it."""
-
-    target: Target
-    names: TokenBytes
-    chat: ChatModel
-
-    @property
-    def family(self) -> ChatFamily:
-        return self.chat.family
-
-    @property
-    def name(self) -> str:
-        return self.target.info.model
-
-    @property
-    def fingerprint(self) -> str:
-        """OpenAI's system_fingerprint: with another one the same seed may give another text."""
-        return f"fp_{self.target.identity.digest[:FINGERPRINT_DIGITS]}"
+    aside: Aside
 
 
 class HttpService:
-    """chats: its owner stops it."""
+    """chats: its owner stops it. bodies: bytes of bodies that are in memory, by tenant."""
 
     def __init__(self, orchestrator: Orchestrator, chats: ChatModels) -> None:
         self.orchestrator = orchestrator
         self.handler = GenerationHandler(orchestrator)
         self.started = int(time.time())
+        self.bodies: Counter[str] = Counter()
         self._chats = chats
-        self._served: dict[Identity, Served] = {}
         self._left: set[asyncio.Task[None]] = set()
 
-    def served(self, model: str | None = None) -> Served:
+    def served(self, model: str | None = None) -> ServedModel:
         """The target for new sessions of the model with this name; of the only model where no name is given.
 
         Raises:
@@ -90,23 +187,23 @@ class HttpService:
             Failure: 404, another model was asked for.
         """
         try:
-            return self._of(self.orchestrator.pool.target_named(model or ""))
+            return self._chats.of(self.orchestrator.pool.target_named(model or ""))
         except StatusError as error:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 raise
             raise Failure(404, error.message, INVALID, "model", "model_not_found") from None
 
-    async def served_for(self, request: pb.GenerateRequest, tenant: str) -> Served:
+    async def served_for(self, request: pb.GenerateRequest, tenant: str) -> ServedModel:
         """Like `served`, for the model that the request names, else its parent's."""
         if request.model or not request.parent:
             return self.served(request.model)
-        return self._of(await self.handler.target_for(request, tenant))
+        return self._chats.of(await self.handler.target_for(request, tenant))
 
-    def all_served(self) -> list[Served]:
+    def all_served(self) -> list[ServedModel]:
         """Every model, by rising name; at least one. Raises StatusError (UNAVAILABLE)."""
         pool = self.orchestrator.pool
         pool.require_target()
-        return [self._of(target) for target in pool.targets()]
+        return [self._chats.of(target) for target in pool.targets()]
 
     @property
     def most_body_bytes(self) -> int:
@@ -114,26 +211,10 @@ class HttpService:
         contexts = [target.context for target in self.orchestrator.pool.targets()]
         return self.orchestrator.options.http_access.body or most_body_bytes(max(contexts, default=0))
 
-    def _of(self, target: Target) -> Served:
-        known = self._served.get(target.identity)
-        if known is None or known.target != target:
-            versions = self.orchestrator.pool.models
-            self._served = {each: one for each, one in self._served.items() if versions.version(each) is not None}
-            names = TokenBytes(target.tokenizer) if known is None else known.names
-            self._served[target.identity] = Served(target, names, self._chats.of(target))
-        return self._served[target.identity]
-
     async def fields(self, call: Call) -> Fields:
         """Fields of the JSON object in the body. Raises InvalidParameter; StatusError: no tokens are left."""
         self.orchestrator.admission.charge(call.tenant, len(call.body))
         return Fields(await parse(self.orchestrator.admission, call.body, call.tenant))
-
-    async def chat(self, served: Served, talk: Talk, aside: Aside) -> ChatPrompt:
-        """As `ChatModel.asked`. Raises Failure (503) where too many wait."""
-        try:
-            return await served.chat.asked(talk, aside)
-        except Busy as error:
-            raise Failure(503, str(error), SERVER, None, "unavailable", RETRY_S) from None
 
     def soon(self, work: Coroutine[None, None, None]) -> None:
         """Do it whatever becomes of the caller; `stop` waits for it."""
@@ -157,15 +238,12 @@ Observer = Callable[[str, int], None]
 class Endpoint:
     """An ASGI application. answer: what it does. guarded: callers need a key, where keys are asked for."""
 
-    def __init__(
-        self, service: HttpService, answer: Responder, route: str, guarded: bool, observe: Observer, bodies: Bodies
-    ) -> None:
+    def __init__(self, service: HttpService, answer: Responder, route: str, guarded: bool, observe: Observer) -> None:
         self._service = service
         self._answer = answer
         self._route = route
         self._guarded = guarded
         self._observe = observe
-        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         told = self._observed(send)
@@ -185,9 +263,11 @@ class Endpoint:
         tenant = self._service.handler.tenant(headers.items()) if self._guarded else ANONYMOUS
         most = self._service.most_body_bytes
         check_length(headers.get("content-length", ""), most)
-        space = held.enter_context(self._bodies.of(tenant))
+        space = BodyReservation(self._service.bodies, tenant)
+        held.callback(space.release)
         body = await read_body(request.stream(), space, most)
-        return Call(tenant, body, headers, request.query_params.multi_items(), dict(request.path_params))
+        aside = self._service.orchestrator.admission.of(tenant, len(body))
+        return Call(tenant, body, headers, request.query_params.multi_items(), dict(request.path_params), aside)
 
     async def _respond(self, call: Call, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
         """held: the body's memory, until an answer begins."""

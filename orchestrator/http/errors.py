@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import grpc
 from starlette.exceptions import HTTPException
@@ -19,6 +22,7 @@ from orchestrator.store import StoreError
 from specwire.core.invalid import ContextExceeded, InvalidParameter
 from specwire.core.law.constraint import ConstraintKind
 from specwire.rpc.errors import NEUTRAL_MESSAGE, StatusError, clipped
+from specwire.text.sandbox import Busy
 
 logger = logging.getLogger(__name__)
 
@@ -45,31 +49,24 @@ OF_STATUS = {
 }
 INTERNAL = (500, SERVER, "internal_error")
 
+# Seconds after which to come again where nothing else says so.
+RETRY_S = 1.0
+
 # Fields of the wire that have another name here.
 NAMES = {"stop_ids": "stop_token_ids", ConstraintKind.JSON_SCHEMA: "response_format"}
 
 
+@dataclass(eq=False)
 class Failure(Exception):
     """An answer that is an error. param: the field that is wrong. retry_after: seconds. close: the connection, too."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        kind: str = INVALID,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: float | None = None,
-        close: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
-        self.close = close
+    status: int
+    message: str
+    kind: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    close: bool = False
 
     def body(self) -> dict[str, object]:
         error = {"message": clipped(self.message), "type": self.kind, "param": self.param, "code": self.code}
@@ -99,6 +96,8 @@ def failure_of(error: Exception) -> Failure:
         case StoreError():
             status, kind, code = OF_STATUS.get(status_of_store(error), INTERNAL)
             return Failure(status, str(error), kind, None, code, retry_of_store(error))
+        case Busy():
+            return Failure(503, str(error), SERVER, None, "unavailable", RETRY_S)
         case HTTPException():
             code = "method_not_allowed" if error.status_code == 405 else "not_found"
             return Failure(error.status_code, str(error.detail), INVALID, None, code)
@@ -106,6 +105,18 @@ def failure_of(error: Exception) -> Failure:
             logger.error("HTTP request %s failed", request_name.get(), exc_info=error)
             status, kind, code = INTERNAL
             return Failure(status, NEUTRAL_MESSAGE, kind, None, code)
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """What fails by a session's own fields is told by those that they were made of."""
+    try:
+        yield
+    except (InvalidParameter, StatusError) as error:
+        failure = failure_of(error)
+        name, dot, rest = (failure.param or "").partition(".")
+        failure.param = (names.get(name, name) + dot + rest) or None
+        raise failure from None
 
 
 def _constraint_of(error: StatusError) -> str | None:

@@ -17,7 +17,7 @@ from orchestrator.store import SessionRecord
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.model_info import SHOWN_HEX, Identity
-from specwire.text import TokenizerError, load_tokenizer, longest_token
+from specwire.text.tokenizer import TokenizerError, load_tokenizer, longest_token
 from specwire.v1 import common_pb2, draft_pb2
 
 Info = common_pb2.GetModelInfoResponse

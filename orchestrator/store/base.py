@@ -288,7 +288,7 @@ class SessionRecord:
     deadline: likewise, when the session ends at the latest; 0 for none.
     priority, parent, private, note: as in the request that began it.
     request_digest: of that request, where it had an id.
-    chat: how the text is read as a chat's answer (`orchestrator.chat.answer.AnswerForm`); empty of any other prompt.
+    chat: how the text is read as a chat's answer (`orchestrator.chat.models.AnswerForm`); empty of any other prompt.
     The fingerprints and eos_ids pin the session to a model (`orchestrator.peers.models.identity_of`):
     weights_fingerprint covers weights, configuration, dtype and quantisation. `model` and `dtype` are names for people.
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import time
 import weakref
 from collections import Counter
@@ -23,7 +22,7 @@ import numpy as np
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, Mask, Matcher
-from specwire.text.sandbox import HEAD, Busy, Closed, ForkServer, Lost, lengths_of, packed, readable, receive, send
+from specwire.text.sandbox import HEAD, Busy, Closed, ForkServer, Lost, ask, lengths_of, readable, send
 
 PROCESS = "specwire.text.constraint_process"
 # Seconds for one constraint.
@@ -153,11 +152,9 @@ class Compiler:
         asked = {"constraint": asdict(constraint), "output": list(output)}
         with await self._forks.begun() as ours:
             try:
-                await asyncio.get_running_loop().sock_sendall(ours, packed(asked))
+                said, _ = await ask(ours, asked)
             except OSError as error:
                 raise Lost(f"the process that compiles is gone: {error.strerror}") from None
-            await _readable(ours)
-            said, _ = receive(ours.fileno(), PATIENCE_S)
             if "error" in said:
                 raise constraint.invalid(said["error"])
             if said["taken"] < len(output):
@@ -172,22 +169,6 @@ class Compiler:
     def stop(self) -> None:
         """End the process that others are forked from, and those. Idempotent."""
         self._forks.stop()
-
-
-async def _readable(connection: socket.socket) -> None:
-    """Return when there is something to read, or the other end is gone."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def settle() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(connection, settle)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(connection)
 
 
 class Beginnings:

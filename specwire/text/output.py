@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -26,14 +25,6 @@ REPLACEMENT = "\ufffd"
 
 # Tokens after which the window is cut; long enough that a cut's own decode is paid for by the tokens before it.
 WINDOW = 8
-
-
-class Pieces(Protocol):
-    """Tokens in, text out; special tokens never get here."""
-
-    def push(self, token: int, content: str) -> str: ...
-
-    def flush(self) -> str: ...
 
 
 class Detokenizer:
@@ -60,7 +51,8 @@ class Detokenizer:
         return self._pieces.flush()
 
 
-def _pieces(tokenizer: Tokenizer) -> Pieces:
+def _pieces(tokenizer: Tokenizer) -> ByteLevelPieces | WindowPieces:
+    """Of tokens but the special ones."""
     if type(tokenizer.decoder).__name__ == "ByteLevel":
         return ByteLevelPieces()
     return WindowPieces(tokenizer, decoder_types(tokenizer))
@@ -150,7 +142,7 @@ MOST_STOPS = 16
 MOST_STOP_CHARACTERS = 1024
 
 
-def check_stops(stops: Sequence[str]) -> None:
+def check_stops(stops: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse stop strings that are empty, too long or too many."""
     if len(stops) > MOST_STOPS:
         raise InvalidParameter("stop", f"at most {MOST_STOPS} strings are allowed, not {len(stops)}")
@@ -159,6 +151,7 @@ def check_stops(stops: Sequence[str]) -> None:
             raise InvalidParameter(
                 "stop", f"string {index} has {len(stop)} characters, allowed are 1 to {MOST_STOP_CHARACTERS}"
             )
+    return stops
 
 
 class StopScanner:
@@ -172,8 +165,7 @@ class StopScanner:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        check_stops(stops)
-        self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
+        self._matchers = [_Matcher(stop) for stop in dict.fromkeys(check_stops(tuple(stops)))]
         self._held = ""
         self.released = 0
         self.stopped_at: int | None = None

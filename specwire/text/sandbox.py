@@ -45,11 +45,6 @@ class ForkServer:
         self.process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    @property
-    def open(self) -> bool:
-        """Whether there is anything to stop."""
-        return self._control is not None or self.process is not None
-
     async def begun(self) -> socket.socket:
         """The connection to a new process that has begun, non-blocking. Raises Busy, also where none was forked."""
         ours = self.connect()
@@ -157,6 +152,7 @@ def limit(seconds: float) -> None:
 
 LENGTHS = struct.Struct("<II")
 HEAD = LENGTHS.size
+ENDED = "took more time or memory than it may"
 
 
 class Lost(Exception):
@@ -189,25 +185,39 @@ def send(fd: int, said: dict[str, Any], data: bytes = b"") -> None:
         raise Lost(f"the process that holds it is gone: {error.strerror}") from None
 
 
-def receive(fd: int, limit_s: float | None = None) -> tuple[dict[str, Any], bytes]:
-    """Receive what was sent. Raises Lost, also if it does not come within `limit_s` seconds (None: for ever)."""
-    head, data = lengths_of(_read(fd, HEAD, limit_s))
-    return json.loads(_read(fd, head, limit_s)), _read(fd, data, limit_s)
+def receive(fd: int) -> tuple[dict[str, Any], bytes]:
+    """Receive what was sent. Raises Lost."""
+    head, data = lengths_of(_read(fd, HEAD))
+    return json.loads(_read(fd, head)), _read(fd, data)
 
 
-def _read(fd: int, size: int, limit_s: float | None) -> bytes:
+def _read(fd: int, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
-        if limit_s is not None and not readable(fd, limit_s):
-            raise Lost(f"did not answer within {limit_s:g} s")
         try:
             part = os.read(fd, size - len(parts))
         except OSError as error:
             raise Lost(f"the process that holds it is gone: {error.strerror}") from None
         if not part:
-            raise Closed("took more time or memory than it may")
+            raise Closed(ENDED)
         parts += part
     return bytes(parts)
+
+
+async def ask(process: socket.socket, said: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """What it answers, by a connection that does not block. Raises OSError; Closed."""
+    loop, told = asyncio.get_running_loop(), bytearray()
+    await loop.sock_sendall(process, packed(said))
+    head, size = 0, HEAD
+    while len(told) < size:
+        part = await loop.sock_recv(process, size - len(told))
+        if not part:
+            raise Closed(ENDED)
+        told += part
+        if len(told) == HEAD:
+            head, data = lengths_of(bytes(told))
+            size += head + data
+    return json.loads(told[HEAD : HEAD + head]), bytes(told[HEAD + head :])
 
 
 def readable(fd: int, limit_s: float) -> bool:

@@ -19,7 +19,7 @@ import orchestrator.server
 import verify_service.server
 from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry
 from deploy.cli.services.registry import start as start_registry
-from orchestrator.chat.templates import Renderer
+from orchestrator.chat.templates import RemoteTemplate, renderers
 from orchestrator.options import OrchestratorOptions
 from orchestrator.tenants import Access
 from specwire.client import Client
@@ -121,7 +121,7 @@ class Services:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="services", daemon=True)
         self._parts = AsyncExitStack()
-        self._renderer = Renderer(RENDER_S)
+        self._forks = renderers(RENDER_S)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
@@ -154,7 +154,7 @@ class Services:
         )
         self._serving = serving = await orchestrator.server.start(known)
         self._own(serving.stop)
-        self._parts.push_async_callback(self._renderer.stop)
+        self._parts.callback(self._forks.stop)
         self.verifier, self.drafter, self.orchestrator = verifier.address, drafter.address, serving.address
         self.http = str(serving.http)
         assert verifier.metrics is not None
@@ -216,7 +216,7 @@ class Services:
         return self._run(self._rendered(source, messages, more))
 
     async def _rendered(self, source: str, messages: list[dict[str, Any]], more: dict[str, Any]) -> str:
-        template = self._renderer.template(source, {"bos_token": "<s>"})
+        template = RemoteTemplate(self._forks, source, {"bos_token": "<s>"})
         try:
             return await template.render(messages, True, more)
         finally:

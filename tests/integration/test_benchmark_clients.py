@@ -19,7 +19,7 @@ import pytest
 from bench.vllm.server import MISSING, VLLM
 from demo_pair import DRAFT, TARGET
 from tests.orchestrator.http.front import Front, front
-from tests.orchestrator.http.test_speculation_told import benchmark_reading
+from tests.orchestrator.http.test_figures import benchmark_reading
 from tests.wait import asked_blocking
 
 T = TypeVar("T")

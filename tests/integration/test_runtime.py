@@ -11,7 +11,7 @@ import pytest
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.client import Client
 from specwire.lm import Feed, LanguageModel, load_model, native_dtype
-from specwire.text import encode, load_tokenizer
+from specwire.text.tokenizer import encode, load_tokenizer
 from tests.integration.stack_process import running
 
 TOKENS, NEAR_TIE = 48, 1e-4

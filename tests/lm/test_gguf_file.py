@@ -19,8 +19,7 @@ from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
 from specwire.lm.gguf_file import END_TOKENS, NORMAL, SIZES, StoredTensor, read_gguf
 from specwire.lm.gguf_tokenizer import tokenizer_of
-from specwire.text import load_tokenizer
-from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import load_tokenizer, vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import ids_of, write, written
 from tests.lm.models import CONTEXT, VOCABULARY, build, config
 from tests.text import other_vocabularies

@@ -16,8 +16,7 @@ from specwire.core.model import LLAMACPP, ModelError
 from specwire.lm import load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import CUTS, text_of, tokenizer_of
-from specwire.text import encode, load_tokenizer
-from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
+from specwire.text.tokenizer import encode, load_tokenizer, vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import written
 from tests.real_models import GEMMA, NAMES, QWEN, SMOL, real_model
 

@@ -21,7 +21,7 @@ from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners.llamacpp import runner as llamacpp
 from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
-from specwire.text import encode, load_tokenizer
+from specwire.text.tokenizer import encode, load_tokenizer
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
 from tests.lm.walk import DraftedTrees, Texts, Trees, last_rows

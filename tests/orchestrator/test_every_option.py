@@ -186,7 +186,7 @@ def test_no_option_is_left_out() -> None:
     """`drafting` is asked for in four ways throughout, `n` below."""
     messages = (common_pb2.Sampling, common_pb2.Stopping, generation_pb2.GenerateRequest)
     fields = {name for message in messages for name in message.DESCRIPTOR.fields_by_name} - NO_OPTIONS
-    # tests/orchestrator/test_constrained.py, tests/orchestrator/http/test_thoughts.py
+    # tests/orchestrator/test_constrained.py, tests/orchestrator/http/test_tools.py
     constraints = {"json_schema", "regex", "choices", "grammar", "constraint_behind"}
     assert fields == {*ALONE, *constraints, "rule", "drafting", "n"} - {"nothing"}
 

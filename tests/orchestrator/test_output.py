@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.session.output import MOST_REPORTED, PORTION, Cursor, OtherText, Output, Replay
 from specwire.core.messages import Append, Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
-from specwire.text import OutputText
-from specwire.text.output import Release
+from specwire.text.output import OutputText, Release
 from tests.text.tokenizers_for_tests import byte_level
 
 PROMPT_LENGTH = 2

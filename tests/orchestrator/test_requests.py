@@ -17,7 +17,8 @@ from orchestrator.api.requests import DOCUMENT_PIECE, digest_of, encoded, refere
 from orchestrator.peers.models import ReadTokenizer, Target
 from specwire.core.invalid import InvalidParameter
 from specwire.text.tokenizer import LONG_TEXT
-from specwire.v1 import common_pb2, generation_pb2
+from specwire.v1 import common_pb2
+from specwire.v1 import generation_pb2 as pb
 
 
 class WatchedTokenizer:
@@ -31,10 +32,6 @@ class WatchedTokenizer:
     def encode(self, text: str, add_special_tokens: bool) -> object:
         self.threads.add(threading.get_ident())
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> object:
-        self.threads.add(threading.get_ident())
-        return self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> object:
         self.threads.add(threading.get_ident())
@@ -67,14 +64,12 @@ async def test_a_long_text_is_encoded_beside_the_event_loop(words: int) -> None:
     assert (threading.get_ident() in watched.threads) == (words == 3)
 
 
-def asked_with(*references: str | list[int]) -> generation_pb2.GenerateRequest:
+def asked_with(*references: str | list[int]) -> pb.GenerateRequest:
     parts = [
-        generation_pb2.TextPart(text=each)
-        if isinstance(each, str)
-        else generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=each))
+        pb.TextPart(text=each) if isinstance(each, str) else pb.TextPart(tokens=pb.TokenIds(ids=each))
         for each in references
     ]
-    return generation_pb2.GenerateRequest(references=parts)
+    return pb.GenerateRequest(references=parts)
 
 
 async def test_references_may_be_longer_than_a_context_and_are_encoded_beside_the_event_loop() -> None:
@@ -139,51 +134,49 @@ def test_long_references_are_not_copied_for_many_sessions() -> None:
 @pytest.mark.parametrize(
     ("asked", "drafters", "ngram"),
     [
-        (generation_pb2.DRAFTING_UNSPECIFIED, True, True),
-        (generation_pb2.DRAFTING_AUTOMATIC, True, True),
-        (generation_pb2.DRAFTING_OFF, False, False),
-        (generation_pb2.DRAFTING_DRAFTERS, True, False),
-        (generation_pb2.DRAFTING_NGRAM, False, True),
+        (pb.DRAFTING_UNSPECIFIED, True, True),
+        (pb.DRAFTING_AUTOMATIC, True, True),
+        (pb.DRAFTING_OFF, False, False),
+        (pb.DRAFTING_DRAFTERS, True, False),
+        (pb.DRAFTING_NGRAM, False, True),
     ],
 )
-def test_who_may_propose(asked: generation_pb2.Drafting, drafters: bool, ngram: bool) -> None:
+def test_who_may_propose(asked: pb.Drafting, drafters: bool, ngram: bool) -> None:
     """Heads only where nothing is turned off: they came last."""
-    found = sources_of(generation_pb2.GenerateRequest(drafting=asked))
+    found = sources_of(pb.GenerateRequest(drafting=asked))
     assert (found.drafters, found.ngram, found.heads) == (drafters, ngram, drafters and ngram)
 
 
 def test_each_kind_of_source_by_itself() -> None:
-    for wanted in (generation_pb2.Sources(), generation_pb2.Sources(heads=True), generation_pb2.Sources(ngram=True)):
-        assert sources_of(generation_pb2.GenerateRequest(sources=wanted)) == wanted
-    both = generation_pb2.GenerateRequest(drafting=generation_pb2.DRAFTING_OFF, sources=generation_pb2.Sources())
-    with pytest.raises(InvalidParameter, match="^sources: contradicts drafting"):
-        sources_of(both)
-
-
-def test_an_unknown_wish_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="^drafting: 9 is not a known value"):
-        sources_of(generation_pb2.GenerateRequest(drafting=cast(generation_pb2.Drafting, 9)))
+    for wanted in (pb.Sources(), pb.Sources(heads=True), pb.Sources(ngram=True)):
+        assert sources_of(pb.GenerateRequest(sources=wanted)) == wanted
+    both = pb.GenerateRequest(drafting=pb.DRAFTING_OFF, sources=pb.Sources())
+    unknown = pb.GenerateRequest(drafting=cast(pb.Drafting, 9))
+    for asked, message in ((both, "sources: contradicts drafting"), (unknown, "drafting: 9 is not a known value")):
+        with pytest.raises(InvalidParameter, match=f"^{message}"):
+            sources_of(asked)
 
 
 def test_what_a_request_id_may_be_repeated_with() -> None:
     """How one call is answered may change, what is asked for may not. From release to release it is the same digest."""
-    asked = generation_pb2.GenerateRequest(text="a prompt", request_id="r", stop=["x"])
+    asked = pb.GenerateRequest(text="a prompt", request_id="r", stop=["x"])
     asked.sampling.logit_bias.update({7: 1.0, 3: -1.0})
     digest = digest_of(asked)
     assert digest == "8d02ac96bf35bcdc0580fc8f0ad13de1"
     for name, value in (("request_id", "other"), ("provisional", True), ("take_over", True), ("n", 1)):
-        again = generation_pb2.GenerateRequest()
+        again = pb.GenerateRequest()
         again.CopyFrom(asked)
         setattr(again, name, value)
         assert digest_of(again) == digest
-    for name, value in (
-        ("text", "another"),
-        ("priority", 1),
-        ("echo", True),
-        ("parent", "p"),
-        ("prediction_text", "a"),
-    ):
-        other = generation_pb2.GenerateRequest()
+    others: dict[str, str | int] = {
+        "text": "another",
+        "priority": 1,
+        "echo": True,
+        "parent": "p",
+        "prediction_text": "a",
+    }
+    for name, value in others.items():
+        other = pb.GenerateRequest()
         other.CopyFrom(asked)
         setattr(other, name, value)
         assert digest_of(other) != digest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.api import calls, existing_sessions, requests
+from orchestrator.api import calls, requests
 from orchestrator.ownership import Ownership
 from orchestrator.peers.models import Models
 from orchestrator.session.driver import SessionDriver
@@ -20,7 +20,7 @@ from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.noise import Key
 from specwire.core.messages import EmitEnd, FinishReason
 from specwire.core.text import Ending
-from specwire.text import OutputText
+from specwire.text.output import OutputText
 from specwire.v1 import generation_pb2 as pb
 from tests.patches import Patch, always_returning, with_awaited, with_result
 
@@ -32,8 +32,7 @@ def begins_sessions_while_it_stops(patch: Patch) -> None:
 
 
 def parent_of_another_tenant_taken(patch: Patch) -> None:
-    for module in (calls, existing_sessions):
-        always_returning(patch, module, "check_owner", None)
+    always_returning(patch, calls, "check_owner", None)
 
 
 def request_id_joined_across_tenants(patch: Patch) -> None:

@@ -33,7 +33,7 @@ from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.service_thread import Stop
 from specwire.sim.verifier import SteppedEngine
-from specwire.text import load_tokenizer
+from specwire.text.tokenizer import load_tokenizer
 from specwire.v1 import common_pb2
 from tests.simulation.loop import SimLoop
 from verify_service.engine.heads import HeadDrafting

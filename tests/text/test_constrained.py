@@ -375,27 +375,6 @@ async def test_nothing_is_left_of_it_and_it_can_begin_again() -> None:
     compiling.stop()
 
 
-async def test_a_process_that_was_killed_is_replaced(compiler: Compiler) -> None:
-    held = await compiler.begin(regex("[ab]*"), ())
-    process = compiler._forks.process
-    assert process is not None
-    process.kill()
-    process.wait(LIMIT_S)
-    assert held.take(ids("b")) == 1
-    assert (await compiler.begin(regex("b"), ())).take(ids("b")) == 1
-
-
-async def test_where_none_was_forked_the_constraint_is_not_to_blame(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where to fork from has ended between taking the connection and forking."""
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    monkeypatch.setattr(compiler._forks, "connect", lambda: ours)
-    with pytest.raises(Busy, match="ended before it had forked one"):
-        await compiler.begin(regex("a"), ())
-
-
 @pytest.mark.parametrize(
     ("found", "message"),
     [

@@ -46,27 +46,7 @@ def byte_level() -> Tokenizer:
 def sentencepiece_like() -> Tokenizer:
     """As Llama 2 and Mistral: metaspace, byte tokens for what the vocabulary lacks, one space stripped at the start."""
     vocabulary = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
-    vocabulary += [
-        "▁",
-        "▁▁",
-        "▁▁▁▁",
-        "a",
-        "b",
-        "é",
-        "t",
-        "h",
-        "e",
-        "▁t",
-        "th",
-        "▁th",
-        "▁the",
-        "he",
-        "日",
-        "\ufffd",
-        "\n",
-        ".",
-        "",
-    ]
+    vocabulary += [*PIECES, "\n", ""]
     merges = [("▁", "t"), ("t", "h"), ("▁", "th"), ("▁t", "h"), ("▁th", "e"), ("h", "e"), ("▁", "▁"), ("▁▁", "▁▁")]
     ids = {token: index for index, token in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))

@@ -21,7 +21,7 @@ from demo_pair import TARGET, held_out_prompts
 from specwire.lm import Feed, load_model
 from specwire.lm.model_files import CONFIG, WEIGHTS
 from specwire.lm.runners.select import DYNAMIC_TOLERANCE
-from specwire.text import load_tokenizer
+from specwire.text.tokenizer import load_tokenizer
 
 METHOD, LARGEST, OUTPUT = "compressed-tensors", 127, "lm_head"
 SCHEME = {"num_bits": 8, "type": "int", "symmetric": True}

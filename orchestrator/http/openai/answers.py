@@ -6,11 +6,12 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import grpc
 import msgspec
@@ -20,16 +21,17 @@ from starlette.types import Receive, Scope, Send
 from orchestrator.admission import Aside
 from orchestrator.api.calls import Part
 from orchestrator.api.scores import PromptScores
-from orchestrator.chat.answer import AnswerForm, call_id
-from orchestrator.http.endpoint import Served
+from orchestrator.chat.models import AnswerForm, ServedModel, call_id
 from orchestrator.http.errors import failure_of
-from orchestrator.http.openai.prompts import by_id, by_text, echoed, joined
 from orchestrator.http.openai.requests import CompletionRequest
-from orchestrator.http.openai.usage import counts, metrics_of, usage_of
+from orchestrator.session.output import SessionView
+from orchestrator.session.stats import stats_of
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import MOST_LOGPROBS, finite
+from specwire.core.messages import Emit, EmitEnd, End, FinishReason, TokenLogprobs
 from specwire.core.text import extend_hash
 from specwire.rpc.errors import StatusError
+from specwire.text.output import OutputText
 from specwire.text.tokenizer import TokenBytes
 from specwire.text.tool_calls.parser import (
     CallBegun,
@@ -40,7 +42,6 @@ from specwire.text.tool_calls.parser import (
     ReasoningDelta,
     gathered,
 )
-from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -49,76 +50,62 @@ from specwire.v1 import generation_pb2 as pb
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenReport:
-    """Decided tokens with their log-probabilities, and where each one's text begins in the answer."""
+class CompletionShape:
+    """/v1/completions, which tell the text as it is.
 
-    tokens: Sequence[int]
-    logprobs: Sequence[common_pb2.TokenLogprobs]
-    offsets: Sequence[int]
+    whole, part: the `object` names of an answer, whole and in a stream. resumable: a reader may come back.
+    """
 
-
-class AnswerShape(Protocol):
-    """whole, part: the `object` names of an answer, whole and in a stream. resumable: a reader may come back."""
-
-    prefix: str
-    whole: str
-    part: str
-    resumable: bool
-
-    def of_choice(self) -> AnswerShape:
-        """The shape of one choice: where it reads the text, each has its own."""
-        ...
-
-    def begin(self, session_id: str) -> None: ...
-
-    def first(self) -> Json | None:
-        """The choice's content that opens its stream, if there is one."""
-        ...
-
-    def delta(self, text: str) -> Json: ...
-
-    def rest(self) -> Json | None:
-        """The content of the event behind the whole text, if there is any."""
-        ...
-
-    def last(self) -> Json:
-        """The content of the event that says why it ended."""
-        ...
-
-    def answer(self, text: str) -> Json: ...
-
-    def reason(self, reason: str | None) -> str | None:
-        """Why it ended, once its text was told."""
-        ...
-
-    def logprobs(self, told: TokenReport, names: TokenBytes) -> Json: ...
-
-
-class PlainShape:
-    """What tells the text as it is."""
-
+    prefix, whole, part = "cmpl-", "text_completion", "text_completion"
     resumable = True
+
+    def of_choice(self) -> CompletionShape:
+        """The shape of one choice: where it reads the text, each has its own."""
+        return self
 
     def begin(self, session_id: str) -> None:
         """Nothing depends on it."""
 
+    def first(self) -> Json:
+        """The choice's content that opens its stream."""
+        return {"text": ""}
+
+    def delta(self, text: str) -> Json:
+        return {"text": text}
+
     def rest(self) -> Json | None:
+        """The content of the event behind the whole text, if there is any."""
         return None
 
+    def last(self) -> Json:
+        """The content of the event that says why it ended."""
+        return {"text": ""}
+
+    def answer(self, text: str) -> Json:
+        return {"text": text}
+
     def reason(self, reason: str | None) -> str | None:
+        """Why it ended, once its text was told."""
         return reason
 
+    def logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], begins: list[int], names: TokenBytes
+    ) -> Json:
+        """Of decided tokens. begins: where each one's text begins in the answer."""
+        return {
+            "tokens": [names.text(token) for token in tokens],
+            "token_logprobs": [finite(known.logprob) for known in logprobs],
+            "top_logprobs": list(by_text(tokens, logprobs, MOST_LOGPROBS, names)),
+            "text_offset": begins,
+        }
 
-class ChatShape(PlainShape):
+
+class ChatShape(CompletionShape):
     """/v1/chat/completions."""
 
     prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def of_choice(self) -> ChatShape:
-        return self
-
-    def first(self) -> Json | None:
+    def first(self) -> Json:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def delta(self, text: str) -> Json:
@@ -130,14 +117,15 @@ class ChatShape(PlainShape):
     def answer(self, text: str) -> Json:
         return {"message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}}
 
-    def logprobs(self, told: TokenReport, names: TokenBytes) -> Json:
-        pairs = zip(told.tokens, told.logprobs, strict=True)
+    def logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], begins: list[int], names: TokenBytes
+    ) -> Json:
+        pairs = zip(tokens, logprobs, strict=True)
         return {"content": [_chat_token(token, known, names) for token, known in pairs], "refusal": None}
 
 
-def _chat_token(token: int, known: common_pb2.TokenLogprobs, names: TokenBytes) -> Json:
-    top = zip(known.top_ids, known.top_logprobs, strict=True)
-    alternatives = [_chat_entry(other, logprob, names) for other, logprob in top]
+def _chat_token(token: int, known: TokenLogprobs, names: TokenBytes) -> Json:
+    alternatives = [_chat_entry(other, logprob, names) for other, logprob in known.top]
     return {**_chat_entry(token, known.logprob, names), "top_logprobs": alternatives}
 
 
@@ -216,33 +204,137 @@ class ParsedChatShape(ChatShape):
         return {"delta": delta}
 
 
-class CompletionShape(PlainShape):
-    """/v1/completions."""
+# ----------------------------------------------------------------------------------------------------------------------
+# A scored prompt: OpenAI's `echo` with `logprobs`, and vLLM's `prompt_logprobs`.
 
-    prefix, whole, part = "cmpl-", "text_completion", "text_completion"
 
-    def of_choice(self) -> CompletionShape:
-        return self
+def echoed(scores: PromptScores, top: int, served: ServedModel) -> Json:
+    """As `logprobs` of a completion that begins with its prompt: the first token has none, nothing stands before it."""
+    names = served.names
+    ends = OutputText(served.target.tokenizer).push(scores.tokens).text_ends
+    return {
+        "tokens": [names.text(token) for token in scores.tokens],
+        "token_logprobs": [None, *(finite(known.logprob) for known in scores.logprobs)],
+        "top_logprobs": [None, *by_text(scores.tokens[1:], scores.logprobs, top, names)],
+        "text_offset": [0, *ends[:-1]],
+    }
 
-    def first(self) -> Json | None:
-        return None
 
-    def delta(self, text: str) -> Json:
-        return {"text": text}
+def by_text(tokens: Iterable[int], logprobs: Iterable[TokenLogprobs], top: int, names: TokenBytes) -> Iterator[Json]:
+    """Of each token the most probable ones and its own, by text. Of several with one text the most probable counts."""
+    for token, known in zip(tokens, logprobs, strict=True):
+        best = reversed(known.top[:top])
+        yield {names.text(each): finite(logprob) for each, logprob in [(token, known.logprob), *best]}
 
-    def last(self) -> Json:
-        return {"text": ""}
 
-    def answer(self, text: str) -> Json:
-        return {"text": text}
+def by_id(scores: PromptScores, top: int, names: TokenBytes) -> list[Json | None]:
+    """VLLM's `prompt_logprobs`: for each token the most probable ids and, where it is none of them, its own."""
+    own = zip(scores.tokens[1:], scores.logprobs, scores.ranks, strict=True)
+    return [None, *(_entries(token, known, rank, top, names) for token, known, rank in own)]
 
-    def logprobs(self, told: TokenReport, names: TokenBytes) -> Json:
-        return {
-            "tokens": [names.text(token) for token in told.tokens],
-            "token_logprobs": [finite(known.logprob) for known in told.logprobs],
-            "top_logprobs": list(by_text(told.tokens, told.logprobs, MOST_LOGPROBS, names)),
-            "text_offset": list(told.offsets),
+
+def _entries(token: int, known: TokenLogprobs, rank: int, top: int, names: TokenBytes) -> Json:
+    told = [(each, logprob, place) for place, (each, logprob) in enumerate(known.top[:top], 1)]
+    if all(each != token for each, _, _ in told):
+        told.append((token, known.logprob, rank))
+    return {
+        str(each): {"logprob": finite(logprob), "rank": place, "decoded_token": names.text(each)}
+        for each, logprob, place in told
+    }
+
+
+def joined(first: Json | None, second: Json | None) -> Json | None:
+    """The log-probabilities of two texts that follow each other."""
+    if first is None or second is None:
+        return first or second
+    return {name: [*first[name], *second[name]] for name in second}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a request has used, and what speculation did for it: in OpenAI's usage, and vLLM's metrics.
+
+
+class DraftTally(NamedTuple):
+    """What became of draft tokens; see `Stats.proposed`."""
+
+    proposed: int
+    tested: int
+    accepted: int
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the judged draft tokens that was accepted; None where none was judged."""
+        return round(self.accepted / self.tested, 4) if self.tested else None
+
+
+def total(stats: Sequence[pb.Stats], of: str = "") -> DraftTally:
+    """of: a kind of source, as the fields of its figures end."""
+    return DraftTally(*(sum(getattr(each, name + of) for each in stats) for name in DraftTally._fields))
+
+
+def by_source(stats: Sequence[pb.Stats]) -> dict[str, DraftTally]:
+    """By the names that `specwire.sources` has; `prediction` is what the request brought along."""
+    ngram, heads, prediction = (total(stats, of) for of in ("_ngram", "_head", "_prediction"))
+    rest = (max(0, whole - sum(others)) for whole, *others in zip(total(stats), ngram, heads, prediction, strict=True))
+    return {"drafters": DraftTally(*rest), "ngram": ngram, "heads": heads, "prediction": prediction}
+
+
+def counts(prompt: int, completion: int) -> Json:
+    """Tokens, as OpenAI's usage names them."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def usage_of(stats: Sequence[pb.Stats], n: int, predicted: bool) -> Json:
+    """OpenAI's usage of sessions of which each `n` share a prompt. predicted: the request has a prediction, references.
+
+    Without any, the prediction tokens of `completion_tokens_details` are all draft tokens: there AIPerf looks for them.
+    """
+    prompt = sum(each.prompt_tokens for each in stats[::n])
+    completion = sum(each.output_tokens for each in stats)
+    counted = by_source(stats)["prediction"] if predicted else total(stats)
+    return {
+        **counts(prompt, completion),
+        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[::n])},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": counted.accepted,
+            "rejected_prediction_tokens": counted.proposed - counted.accepted,
+        },
+        "speculative_decoding": _told(stats),
+    }
+
+
+def _told(stats: Sequence[pb.Stats]) -> Json:
+    whole = total(stats)
+    sources = {name: each._asdict() for name, each in by_source(stats).items()}
+    forwards = sum(each.target_forwards for each in stats)
+    return {**whole._asdict(), "acceptance": whole.acceptance, "target_forwards": forwards, "sources": sources}
+
+
+def metrics_of(stats: Sequence[pb.Stats]) -> Json:
+    """VLLM's `metrics.speculative_decoding` (--per-request-spec-decode-metrics summary), as AIPerf checks it.
+
+    acceptance_histogram[i]: windows of which i tokens were accepted; the other figures agree with it. So they are of
+    windows only: a draft token that came during a forward is in `usage`, not here.
+    """
+    width = max((len(each.tested_at) for each in stats), default=0)
+    tested, accepted = (
+        [sum(counts[index] for counts in told if index < len(counts)) for index in range(width)]
+        for told in ([each.tested_at for each in stats], [each.accepted_at for each in stats])
+    )
+    whole, steps = total(stats), tested[0] if tested else 0
+    proposed = whole.proposed - whole.tested + sum(tested)
+    reached = [steps, *accepted, 0]  # windows of which so many tokens, or more, were accepted
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1 + sum(accepted) / steps if steps else 1.0,
+            "draft_acceptance_rate": sum(accepted) / proposed if proposed else 0.0,
+            "acceptance_histogram": [more - beyond for more, beyond in pairwise(reached)],
+            "num_spec_steps": steps,
+            "num_accepted_draft_tokens": sum(accepted),
+            "num_draft_tokens": proposed,
+            "num_spec_tokens": width,
         }
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -277,14 +369,14 @@ class StreamPlace:
     stage: Stage = Stage.GOING
 
     @classmethod
-    def start(cls, started: pb.Started) -> StreamPlace:
-        return cls(started.prompt_tokens, started.prompt_hash, 0, Stage.OPENED)
+    def start(cls, view: SessionView) -> StreamPlace:
+        return cls(len(view.record.prompt), view.prompt_hash, 0, Stage.OPENED)
 
     @property
     def reached(self) -> tuple[int, int]:
         return self.position, self.hash
 
-    def behind(self, chunk: pb.Chunk) -> StreamPlace:
+    def behind(self, chunk: Emit) -> StreamPlace:
         """Where a reader stands that has this chunk, too."""
         value = self.hash
         for token in chunk.tokens:
@@ -296,12 +388,7 @@ class StreamPlace:
         return f"{self.position}-{self.hash:016x}-{self.end}-{self.stage.value}"
 
 
-def written(places: Iterable[StreamPlace | None]) -> str:
-    """The id of an event whose reader stands there."""
-    return ",".join("" if place is None else str(place) for place in places)
-
-
-def parse(text: str, sessions: int) -> list[StreamPlace | None]:
+def places_of(text: str, sessions: int) -> list[StreamPlace | None]:
     """A place for each session, None where the reader has not heard of it. Raises InvalidParameter."""
     parts = text.split(",")
     if len(parts) != sessions:
@@ -311,17 +398,9 @@ def parse(text: str, sessions: int) -> list[StreamPlace | None]:
 
 def _place(text: str) -> StreamPlace:
     found = FORM.fullmatch(text)
-    if found is None:
-        raise _no_id()
-    position, value, end, stage = found.groups()
-    place = StreamPlace(int(position), int(value, 16), int(end), Stage(int(stage)))
-    if max(place.position, place.end) > MOST_WHOLE:
-        raise _no_id()
-    return place
-
-
-def _no_id() -> InvalidParameter:
-    return InvalidParameter(FIELD, "must be the id of an event of this stream")
+    if found is None or max(int(found[1]), int(found[3])) > MOST_WHOLE:
+        raise InvalidParameter(FIELD, "must be the id of an event of this stream")
+    return StreamPlace(int(found[1]), int(found[2], 16), int(found[3]), Stage(int(found[4])))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -388,26 +467,25 @@ class EventStream:
                 await self._send(send, COMMENT)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# The answer.
+
 # The scores of a prompt come before its session's own parts.
 Told = Part | PromptScores
 Events = AsyncGenerator[tuple[int, Told], None]
 
 REASONS = {
-    common_pb2.FINISH_REASON_EOS: "stop",
-    common_pb2.FINISH_REASON_STOP_ID: "stop",
-    common_pb2.FINISH_REASON_STOP_STRING: "stop",
-    common_pb2.FINISH_REASON_LENGTH: "length",
+    FinishReason.EOS: "stop",
+    FinishReason.STOP_ID: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
 }
 FAILURES = {
-    common_pb2.FINISH_REASON_CANCELLED: (grpc.StatusCode.CANCELLED, "the session was cancelled"),
-    common_pb2.FINISH_REASON_DEADLINE: (grpc.StatusCode.DEADLINE_EXCEEDED, "the request's timeout has passed"),
+    FinishReason.CANCELLED: (grpc.StatusCode.CANCELLED, "the session was cancelled"),
+    FinishReason.DEADLINE: (grpc.StatusCode.DEADLINE_EXCEEDED, "the request's timeout has passed"),
 }
-OUTCOMES = {
-    common_pb2.OUTCOME_ACCEPTED: "accepted",
-    common_pb2.OUTCOME_RECOVERED: "recovered",
-    common_pb2.OUTCOME_BONUS: "bonus",
-    common_pb2.OUTCOME_DIRECT: "direct",
-}
+# Of a token's log-probabilities, about.
+LOGPROBS_BYTES = 16
 
 
 @dataclass(slots=True)
@@ -417,16 +495,19 @@ class AnswerChoice:
     before: what its text begins with. end: where the newest token's text ends in the output, in code points. decided:
     tokens of the output up to there, in a stream.
     place: how far its reader has come; None where it cannot come back. scores: of its prompt, if asked for.
-    of_prompt: what is told of them before the output's own log-probabilities.
+    of_prompt: what is told of them before the output's own log-probabilities. opening: what is told of the session
+    first. view: None where nothing is generated.
     """
 
     before: str
     text: str = ""
     end: int = 0
     decided: int = 0
-    chunks: list[pb.Chunk] = field(default_factory=list)
+    prompt_tokens: int = 0
+    chunks: list[Emit] = field(default_factory=list)
     stats: pb.Stats = field(default_factory=pb.Stats)
-    started: pb.Started = field(default_factory=pb.Started)
+    opening: Json = field(default_factory=dict)
+    view: SessionView | None = None
     reason: str | None = None
     place: StreamPlace | None = None
     scores: PromptScores | None = None
@@ -440,10 +521,12 @@ class AnswerChoice:
         self.place = replace(self.place, stage=max(stage, self.place.stage))
         return lacks
 
+    def open(self, session_id: str, seed: int, rule: str, lossy: bool) -> None:
+        self.opening = {"session_id": session_id, "seed": seed, "rule": rule, "lossy": lossy}
 
-def _scored_bytes(choice: AnswerChoice) -> int:
-    """Of what is told of the prompt, about."""
-    return 0 if choice.scores is None else sum(map(common_pb2.TokenLogprobs.ByteSize, choice.scores.logprobs))
+
+def _bytes_of(told: Sequence[TokenLogprobs]) -> int:
+    return LOGPROBS_BYTES * sum(1 + len(each.top) for each in told)
 
 
 class Answer:
@@ -455,9 +538,9 @@ class Answer:
 
     def __init__(
         self,
-        shape: AnswerShape,
+        shape: CompletionShape,
         request: CompletionRequest,
-        served: Served,
+        served: ServedModel,
         before: Sequence[str],
         aside: Aside,
         places: Sequence[StreamPlace | None] = (),
@@ -484,7 +567,9 @@ class Answer:
         async with aclosing(events):
             async for index, part in events:
                 self._gather(self._choices[index], part)
-        size = sum(_scored_bytes(each) + sum(part.ByteSize() for part in each.chunks) for each in self._choices)
+        chunks = [chunk for choice in self._choices for chunk in choice.chunks]
+        size = sum(len(each.text) + LOGPROBS_BYTES * len(each.tokens) + _bytes_of(each.logprobs) for each in chunks)
+        size += sum(_bytes_of(each.scores.logprobs) for each in self._choices if each.scores is not None)
         written: bytes = await self._aside(size, self._written)
         return written
 
@@ -498,31 +583,45 @@ class Answer:
     def _gather(self, choice: AnswerChoice, part: Told) -> None:
         match part:
             case PromptScores():
-                choice.scores = part
-            case pb.Started():
-                choice.started = part
-            case pb.Chunk():
+                self._score(choice, part)
+            case SessionView():
+                self._begin(choice, part)
+            case Emit():
                 choice.text += part.text
                 choice.chunks.append(part)
-            case pb.Finished():
+            case EmitEnd():
                 choice.text += part.text
-                self._finish(choice, part)
+                self._finish(choice, part.end)
 
-    def _finish(self, choice: AnswerChoice, part: pb.Finished) -> None:
-        choice.stats = part.stats
-        choice.reason = REASONS.get(part.reason)
+    def _score(self, choice: AnswerChoice, scores: PromptScores) -> None:
+        """The prompt's scores; where nothing is generated, what a session would say that ends behind it, too."""
+        choice.scores = scores
+        if self._request.scores_only:
+            choice.prompt_tokens, sampling = len(scores.tokens), self._request.template.sampling
+            choice.open("", sampling.seed, sampling.rule, lossy=False)
+            choice.stats, choice.reason = pb.Stats(prompt_tokens=choice.prompt_tokens), "length"
+
+    def _begin(self, choice: AnswerChoice, view: SessionView) -> None:
+        record = view.record
+        choice.view, choice.prompt_tokens = view, len(record.prompt)
+        choice.open(record.session_id, record.sampling.seed, record.sampling.rule_name, record.sampling.lossy)
+
+    def _finish(self, choice: AnswerChoice, end: End) -> None:
+        if choice.view is not None:
+            choice.stats = stats_of(choice.view.stats, choice.prompt_tokens)
+        choice.reason = REASONS.get(end.reason)
         if choice.reason is None:
-            code, message = FAILURES.get(part.reason, (grpc.StatusCode.ABORTED, part.message))
+            code, message = FAILURES.get(end.reason, (grpc.StatusCode.ABORTED, end.message))
             raise StatusError(code, message)
 
     def _answered(self, index: int, choice: AnswerChoice) -> Json:
-        more = {**_opening(choice.started), "stats": figures(choice.stats)}
+        more = {**choice.opening, "stats": figures(choice.stats)}
         if self._request.details:
             more["tokens"] = [token for chunk in choice.chunks for token in chunk.tokens]
-            more["outcomes"] = [OUTCOMES.get(each, "") for chunk in choice.chunks for each in chunk.outcomes]
+            more["outcomes"] = [each.name.lower() for chunk in choice.chunks for each in chunk.outcomes]
         told = joined(choice.of_prompt, self._told(choice, choice.chunks))
         shape = self._shapes[index]
-        shape.begin(choice.started.session_id)
+        shape.begin(choice.opening["session_id"])
         content = shape.answer(choice.text)
         answer = self._choice(index, content, told, shape.reason(choice.reason), more)
         top = self._request.prompt_logprobs
@@ -537,11 +636,7 @@ class Answer:
         try:
             async with aclosing(events):
                 async for index, part in events:
-                    if isinstance(part, PromptScores):
-                        choice = self._choices[index]
-                        choice.scores = part
-                        await self._aside(_scored_bytes(choice), self._tell_prompt, choice)
-                    for each in self._events(index, self._choices[index], part):
+                    for each in await self._events(index, self._choices[index], part):
                         yield each
             lacking = [choice.lacks(Stage.COUNTED) for choice in self._choices]
             if self._request.include_usage and any(lacking):
@@ -551,32 +646,36 @@ class Answer:
             yield event(failure_of(error).body())
         yield DONE
 
-    def _events(self, index: int, choice: AnswerChoice, part: Told) -> list[bytes]:
+    async def _events(self, index: int, choice: AnswerChoice, part: Told) -> list[bytes]:
         match part:
             case PromptScores():
-                return []
-            case pb.Started():
-                return self._first(index, choice, part)
-            case pb.Chunk():
+                self._score(choice, part)
+                await self._aside(_bytes_of(part.logprobs), self._tell_prompt, choice)
+                alone = self._request.scores_only
+                return [*self._first(index, choice), *self._last(index, choice, "")] if alone else []
+            case SessionView():
+                self._begin(choice, part)
+                if self._resumable and choice.place is None:
+                    choice.place = StreamPlace.start(part)
+                return self._first(index, choice)
+            case Emit():
                 return self._chunk(index, choice, part)
-            case pb.Finished():
-                return self._last(index, choice, part)
+            case EmitEnd():
+                self._finish(choice, part.end)
+                return self._last(index, choice, part.text)
 
-    def _first(self, index: int, choice: AnswerChoice, part: pb.Started) -> list[bytes]:
-        choice.started = part
-        self._shapes[index].begin(part.session_id)
-        if self._resumable and choice.place is None:
-            choice.place = StreamPlace.start(part)
+    def _first(self, index: int, choice: AnswerChoice) -> list[bytes]:
+        self._shapes[index].begin(choice.opening["session_id"])
         if choice.place is not None:
-            choice.decided = choice.place.position - part.prompt_tokens
-        told = [self._part(index, self._shape.first() or self._shape.delta(""), None, None, _opening(part))]
+            choice.decided = choice.place.position - choice.prompt_tokens
+        told = [self._part(index, self._shape.first(), None, None, choice.opening)]
         if choice.before and choice.lacks(Stage.GOING):
             told.append(self._part(index, self._shape.delta(choice.before), choice.of_prompt))
         return told
 
-    def _chunk(self, index: int, choice: AnswerChoice, part: pb.Chunk) -> list[bytes]:
+    def _chunk(self, index: int, choice: AnswerChoice, part: Emit) -> list[bytes]:
         told = self._told(choice, [part])
-        choice.decided = part.position + len(part.tokens) - choice.started.prompt_tokens
+        choice.decided = part.position + len(part.tokens) - choice.prompt_tokens
         if choice.place is not None:
             _check_goes_on(choice.place)
             choice.place = choice.place.behind(part)
@@ -588,16 +687,16 @@ class Answer:
             return []  # it is held back
         return [self._part(index, delta, told, None, more)]
 
-    def _last(self, index: int, choice: AnswerChoice, part: pb.Finished) -> list[bytes]:
-        self._finish(choice, part)
+    def _last(self, index: int, choice: AnswerChoice, text: str) -> list[bytes]:
+        """text: what the end releases."""
         shape, told = self._shapes[index], []
-        if part.text and choice.lacks(Stage.COMPLETE):
-            told.append(self._part(index, shape.delta(part.text)))
+        if text and choice.lacks(Stage.COMPLETE):
+            told.append(self._part(index, shape.delta(text)))
         rest = shape.rest()
         if rest is not None:
             told.append(self._part(index, rest))
         if choice.lacks(Stage.ENDED):
-            more = {"stats": figures(part.stats)}
+            more = {"stats": figures(choice.stats)}
             told.append(self._part(index, shape.last(), None, shape.reason(choice.reason), more))
         return told
 
@@ -608,16 +707,15 @@ class Answer:
         if choice.scores is not None and top is not None:
             choice.of_prompt = echoed(choice.scores, top, self._served)
 
-    def _told(self, choice: AnswerChoice, chunks: Sequence[pb.Chunk]) -> Json | None:
+    def _told(self, choice: AnswerChoice, chunks: Sequence[Emit]) -> Json | None:
         tokens = [token for chunk in chunks for token in chunk.tokens]
         logprobs = [known for chunk in chunks for known in chunk.logprobs]
         if not self._request.logprobs or len(logprobs) < len(tokens):
             return None  # a request id may stand for a session that was asked for without
         ends = [end for chunk in chunks for end in chunk.text_ends]
-        begins = [choice.end, *ends][: len(ends)]
+        begins = [len(choice.before) + begin for begin in [choice.end, *ends][: len(ends)]]
         choice.end = ends[-1] if ends else choice.end
-        told = TokenReport(tokens, logprobs, [len(choice.before) + begin for begin in begins])
-        return self._shape.logprobs(told, self._served.names)
+        return self._shape.logprobs(tokens, logprobs, begins, self._served.names)
 
     def _part(
         self,
@@ -635,7 +733,8 @@ class Answer:
 
     def _place(self) -> str | None:
         """The reader's place after everything sent so far, this event included."""
-        return written(choice.place for choice in self._choices) if self._resumable else None
+        told = ("" if choice.place is None else str(choice.place) for choice in self._choices)
+        return ",".join(told) if self._resumable else None
 
     def _choice(self, index: int, content: Json, told: Json | None, reason: str | None, more: Json | None) -> Json:
         choice = {"index": index, **content, "logprobs": told, "finish_reason": reason}
@@ -650,7 +749,7 @@ class Answer:
         return usage_of(self.stats, self._request.n, predicted)
 
     def _usage_so_far(self) -> Json:
-        prompts = sum(choice.started.prompt_tokens for choice in self._choices[:: self._request.n])
+        prompts = sum(choice.prompt_tokens for choice in self._choices[:: self._request.n])
         return counts(prompts, sum(choice.decided for choice in self._choices))
 
     @property
@@ -665,22 +764,9 @@ def _check_goes_on(place: StreamPlace) -> None:
         raise StatusError(grpc.StatusCode.DATA_LOSS, f"{FIELD}: the text goes on behind {place.position}")
 
 
-def _opening(started: pb.Started) -> Json:
-    return {
-        "session_id": started.session_id,
-        "seed": started.sampling.seed,
-        "rule": started.sampling.rule,
-        "lossy": started.lossy,
-    }
-
-
-def _details(chunk: pb.Chunk) -> Json:
-    return {
-        "position": chunk.position,
-        "tokens": list(chunk.tokens),
-        "outcomes": [OUTCOMES.get(outcome, "") for outcome in chunk.outcomes],
-        "text_ends": list(chunk.text_ends),
-    }
+def _details(chunk: Emit) -> Json:
+    outcomes = [outcome.name.lower() for outcome in chunk.outcomes]
+    return {"position": chunk.position, "tokens": chunk.tokens, "outcomes": outcomes, "text_ends": chunk.text_ends}
 
 
 def figures(message: Message) -> Json:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from starlette.responses import Response
@@ -16,15 +17,14 @@ from orchestrator.admission import MOST_REQUEST_ID
 from orchestrator.api.calls import merged
 from orchestrator.api.requests import check_copies, check_size, checked_request_id, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
-from orchestrator.chat.answer import demand
-from orchestrator.chat.fields import is_ids, shown
-from orchestrator.chat.talk import check_count, take_talk
-from orchestrator.http.endpoint import Call, HttpService, Served
-from orchestrator.http.errors import failure_of
+from orchestrator.chat.fields import check_count, is_ids, shown
+from orchestrator.chat.models import ServedModel, demand
+from orchestrator.chat.talk import take_talk
+from orchestrator.http.endpoint import Call, HttpService
+from orchestrator.http.errors import naming
 from orchestrator.http.openai.answers import (
     FIELD,
     Answer,
-    AnswerShape,
     ChatShape,
     CompletionShape,
     Events,
@@ -33,12 +33,11 @@ from orchestrator.http.openai.answers import (
     ParsedChatShape,
     StreamPlace,
     Told,
+    places_of,
 )
-from orchestrator.http.openai.answers import parse as parse_places
-from orchestrator.http.openai.prompts import scored
 from orchestrator.http.openai.requests import MOST_CHOICES, CompletionRequest, take_chat, take_completion
+from orchestrator.session.output import SessionView
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
 from specwire.v1 import generation_pb2 as pb
 
@@ -61,29 +60,22 @@ class Completions:
     async def chat(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
         newer = "max_completion_tokens" in fields.names()
-        aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
-        talk = await aside(take_talk, fields)
+        talk = await call.aside(take_talk, fields)
         request = take_chat(fields, call.headers.get(REQUEST_ID, ""))
         fields.end()
         served = await self._service.served_for(request.template, call.tenant)
-        chat = await self._service.chat(served, talk, aside)
+        chat = await served.chat(talk, call.aside)
         demand(request.template.sampling, chat.constraint, chat.form.thinking)
         shape = ChatShape() if chat.form.plain else ParsedChatShape(chat.form)
-        try:
+        asked = {"prompt": "messages"} | ({"max_tokens": "max_completion_tokens"} if newer else {})
+        if chat.constraint is not None:
+            asked[chat.constraint.kind] = "tools"
+        with naming(asked):
             return await self._answer(call, shape, request, served, [chat.text])
-        except (InvalidParameter, StatusError) as error:
-            failure, asked = failure_of(error), {"prompt": "messages"}
-            if newer:
-                asked["max_tokens"] = "max_completion_tokens"
-            if chat.constraint is not None:
-                asked[chat.constraint.kind] = "tools"
-            failure.param = asked.get(failure.param or "", failure.param)  # what the session's own was made of
-            raise failure from None
 
     async def complete(self, call: Call) -> ASGIApp:
         fields = await self._service.fields(call)
-        aside = self._service.orchestrator.admission.of(call.tenant, len(call.body))
-        prompts = await aside(prompts_of, fields.take("prompt"))
+        prompts = await call.aside(prompts_of, fields.take("prompt"))
         lengths = self._service.orchestrator.options.lengths
         request = take_completion(fields, call.headers.get(REQUEST_ID, ""), lengths.default)
         fields.end()
@@ -91,7 +83,12 @@ class Completions:
         return await self._answer(call, CompletionShape(), request, served, prompts)
 
     async def _answer(
-        self, call: Call, shape: AnswerShape, request: CompletionRequest, served: Served, prompts: Sequence[Prompt]
+        self,
+        call: Call,
+        shape: CompletionShape,
+        request: CompletionRequest,
+        served: ServedModel,
+        prompts: Sequence[Prompt],
     ) -> ASGIApp:
         for prompt in prompts:  # before it is copied for each of its sessions
             check_size(prompt, served.target, room=0 if request.scores_only else 1)
@@ -125,19 +122,24 @@ class Completions:
         call: Call,
         request: CompletionRequest,
         requests: Sequence[pb.GenerateRequest],
-        served: Served,
+        served: ServedModel,
         generated: Callable[[float | None], Events],
     ) -> Events:
-        """The prompts' scores, then what the sessions say, in the time that is left."""
+        """The prompts' scores, for each of their sessions; then what the sessions say, in the time that is left.
+
+        requests: those of one prompt side by side. One prompt at a time: each needs a verifier's slot.
+        """
         clock = asyncio.get_running_loop().time
-        began = clock()
-        async with aclosing(scored(self._scorer, request, requests, call.tenant, served)) as scores:
-            async for each in scores:
-                yield each
+        until = None if request.timeout is None else clock() + request.timeout
+        for first, after in pairwise(range(0, len(requests) + 1, request.n)):
+            left = None if until is None else until - clock()
+            asked = requests[first], served.target, call.tenant, request.scored, left
+            scores = await self._scorer.score(*asked, request_id=request.request_id)
+            for index in range(first, after):
+                yield index, scores
         if request.scores_only:
             return
-        left = None if request.timeout is None else max(0.0, request.timeout - (clock() - began))
-        async with aclosing(generated(left)) as events:
+        async with aclosing(generated(None if until is None else max(0.0, until - clock()))) as events:
             async for told in events:
                 yield told
 
@@ -157,24 +159,17 @@ def prompts_of(value: object) -> list[Prompt]:
 
 
 def sessions_of(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[pb.GenerateRequest]:
-    """The sessions' requests, those of one prompt side by side."""
+    """The sessions' requests, those of one prompt side by side.
+
+    An id stands for one session: where the request has one, each of several has its own. A long one's digest stands for
+    it, so that there is room for the number.
+    """
     if len(prompts) * request.n > MOST_CHOICES:
         message = f"{len(prompts)} prompts with {request.n} choices each make more than {MOST_CHOICES}"
         raise InvalidParameter("prompt" if request.n == 1 else "n", message)
     check_copies(request.template, len(prompts) * request.n)
-    return named(
-        [each for prompt in prompts for each in single_requests(request.for_prompt(prompt))],
-        request.template.request_id,
-    )
-
-
-def named(requests: list[pb.GenerateRequest], request_id: str) -> list[pb.GenerateRequest]:
-    """The requests with ids of their own, where the request has one: an id stands for one session.
-
-    A long one's digest stands for it, so that there is room for the number. Raises InvalidParameter.
-    """
-    checked_request_id(request_id)
-    stem = request_id
+    requests = [each for prompt in prompts for each in single_requests(request.for_prompt(prompt))]
+    stem = request_id = checked_request_id(request.template.request_id)
     if len(f"{stem}{BETWEEN}{MOST_CHOICES}") > MOST_REQUEST_ID:
         stem = hashlib.sha256(stem.encode()).hexdigest()
     for index, each in enumerate(requests):
@@ -192,10 +187,10 @@ def _places(call: Call, request: CompletionRequest, sessions: int, resumable: bo
         raise InvalidParameter(FIELD, message)
     if not request.template.request_id:
         raise InvalidParameter(FIELD, "needs the request_id of the request that it resumes")
-    return parse_places(shown_id, sessions)
+    return places_of(shown_id, sessions)
 
 
-def _echo(request: pb.GenerateRequest, served: Served) -> str:
+def _echo(request: pb.GenerateRequest, served: ServedModel) -> str:
     if request.WhichOneof("prompt") == "text":
         return request.text
     return str(served.target.tokenizer.decode(list(request.tokens.ids), skip_special_tokens=True))
@@ -209,33 +204,31 @@ async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
     arrived.
     """
     head: list[tuple[int, Told]] = []
-    first = asyncio.ensure_future(_begin(events, head))
+
+    async def begin() -> None:
+        async for each in events:
+            head.append(each)
+            if not isinstance(each[1], SessionView | PromptScores):
+                break
+
+    first = asyncio.ensure_future(begin())
+
+    async def leave() -> None:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await events.aclose()
+
     try:
         await asyncio.wait({first}, timeout=patience)
         if first.done():
             first.result()
     except BaseException:
-        await _left(first, events)
+        await leave()
         raise
-    return _chained(head, first, events), partial(_left, first, events)
+    return _chained(head, first, events), leave
 
 
-async def _begin(events: Events, head: list[tuple[int, Told]]) -> None:
-    async for index, part in events:
-        head.append((index, part))
-        if not isinstance(part, pb.Started | PromptScores):
-            break
-
-
-async def _left(first: asyncio.Future[None], events: Events) -> None:
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    await events.aclose()
-
-
-async def _chained(
-    head: list[tuple[int, Told]], first: asyncio.Future[None], events: Events
-) -> AsyncGenerator[tuple[int, Told], None]:
+async def _chained(head: list[tuple[int, Told]], first: asyncio.Future[None], events: Events) -> Events:
     told = 0
     while told < len(head):
         yield head[told]

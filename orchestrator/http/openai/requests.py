@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.chat.fields import Fields, made_constraint, shown
-from orchestrator.chat.talk import check_count, text_of
+from orchestrator.chat.fields import Fields, check_count, made_constraint, shown
+from orchestrator.chat.talk import text_of
 from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
 from specwire.core.law.constraint import MOST_CHOICES as MOST_TEXTS
 from specwire.core.law.constraint import Constraint, ConstraintKind
@@ -32,15 +32,15 @@ KINDS = {
 }
 
 
+Named = list[tuple[str, Constraint]]
+
+
 def take_form(fields: Fields) -> Constraint | None:
     """None for any. InvalidParameter names the field."""
-    found = [*_response_format(fields), *_structured(fields), *_guided(fields)]
+    found = [*_response_format(fields), *_structured(fields), *_each(fields, "guided_")]
     if len(found) > 1:
         raise InvalidParameter(found[1][0], f"contradicts {found[0][0]}: an answer has one form")
     return found[0][1] if found else None
-
-
-Named = list[tuple[str, Constraint]]
 
 
 def _response_format(fields: Fields) -> Named:
@@ -50,20 +50,18 @@ def _response_format(fields: Fields) -> Named:
     kind = inner.choice("type", ("text", "json_object", "json_schema"))
     if kind is None:
         raise inner.invalid("type", "is required")
-    found = _named_schema(inner) if kind == "json_schema" else _own_schema(inner) if kind == "json_object" else []
+    found: Named = []
+    if kind == "json_schema":
+        found.append(("response_format", _named_schema(inner)))
+    elif kind == "json_object":  # by `schema`, which llama.cpp's clients send with it
+        schema = inner.take("schema")
+        path = "response_format" if schema is None else "response_format.schema"
+        found.append(("response_format", _schema(path, ANY_OBJECT if schema is None else schema)))
     inner.end()
     return found
 
 
-def _own_schema(inner: Fields) -> Named:
-    """Any object, or by `schema`, which llama.cpp's clients send with it."""
-    schema = inner.take("schema")
-    if schema is None:
-        return [("response_format", _schema("response_format", ANY_OBJECT))]
-    return [("response_format", _schema("response_format.schema", schema))]
-
-
-def _named_schema(inner: Fields) -> Named:
+def _named_schema(inner: Fields) -> Constraint:
     named = inner.inner("json_schema")
     if named is None:
         raise inner.invalid("json_schema", "is required")
@@ -74,29 +72,23 @@ def _named_schema(inner: Fields) -> Named:
     if schema is None:
         raise named.invalid("schema", "is required")
     named.end()
-    return [("response_format", _schema("response_format.json_schema.schema", schema))]
+    return _schema("response_format.json_schema.schema", schema)
 
 
 def _structured(fields: Fields) -> Named:
     inner = fields.inner("structured_outputs")
     if inner is None:
         return []
-    found = [*_each(inner, "", "structured_outputs."), *_any_object(inner)]
+    found = _each(inner, "")
+    if inner.flag("json_object"):
+        name = "structured_outputs.json_object"
+        found.append((name, _schema(name, ANY_OBJECT)))
     inner.end()
     return found
 
 
-def _any_object(inner: Fields) -> Named:
-    name = "structured_outputs.json_object"
-    return [(name, _schema(name, ANY_OBJECT))] if inner.flag("json_object") else []
-
-
-def _guided(fields: Fields) -> Named:
-    return _each(fields, "guided_", "")
-
-
-def _each(fields: Fields, prefix: str, path: str) -> Named:
-    taken = ((path + prefix + name, kind, fields.take(prefix + name)) for name, kind in KINDS.items())
+def _each(fields: Fields, prefix: str) -> Named:
+    taken = ((fields.path + prefix + name, kind, fields.take(prefix + name)) for name, kind in KINDS.items())
     return [(name, _constraint(name, kind, value)) for name, kind, value in taken if value is not None]
 
 
@@ -115,26 +107,6 @@ def _constraint(name: str, kind: ConstraintKind, value: Any) -> Constraint:
 def _schema(name: str, value: Any) -> Constraint:
     """An object, or one as a string, which vLLM's clients may send."""
     return made_constraint(name, ConstraintKind.JSON_SCHEMA, [value if isinstance(value, str) else json.dumps(value)])
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What the output may look like.
-
-
-def take_prediction(fields: Fields) -> str | None:
-    """`prediction`: what the output may look like."""
-    inner = fields.inner("prediction")
-    if inner is None:
-        return None
-    inner.choice("type", ("content",))
-    content = inner.take("content")
-    inner.end()
-    return text_of("content", content, "prediction") or None
-
-
-def take_references(fields: Fields) -> list[pb.TextPart]:
-    """`references`: documents that the output may quote."""
-    return [pb.TextPart(text=text) for text in fields.texts("references", MOST_REFERENCES)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -192,7 +164,6 @@ class CompletionRequest:
         request_id: as it was asked with, which a template may lack.
     """
 
-    model: str | None
     template: pb.GenerateRequest
     n: int
     stream: bool
@@ -234,7 +205,8 @@ def take_chat(fields: Fields, request_id: str) -> CompletionRequest:
         sampling.logprobs = top or 0
     stopping = _stopping(fields, _answer_tokens(fields), default=0)
     fields.fixed("modalities", ["text"])
-    return _request(fields, sampling, stopping, request_id, wanted, echo=False)
+    n = fields.whole("n", least=1, most=MOST_CHOICES) or 1
+    return _request(fields, sampling, stopping, request_id, n, logprobs=wanted)
 
 
 def take_length(fields: Fields, name: str, least: int = 1) -> int | None:
@@ -265,13 +237,9 @@ def take_completion(fields: Fields, request_id: str, default: int = 0) -> Comple
     fields.fixed("suffix", "")
     n = fields.whole("n", least=1, most=MOST_CHOICES) or 1
     fields.fixed("best_of", n)
-    request = _request(fields, sampling, stopping, request_id, top is not None, echo, n)
-    request = replace(
-        request,
-        echo_logprobs=top if echo else None,
-        prompt_logprobs=of_prompt,
-        scores_only=max_tokens == 0,
-    )
+    scored: dict[str, Any] = {"echo_logprobs": top if echo else None, "prompt_logprobs": of_prompt}
+    scored |= {"echo": echo, "scores_only": max_tokens == 0}
+    request = _request(fields, sampling, stopping, request_id, n, logprobs=top is not None, **scored)
     _check_scored(request)
     if request.scores_only:
         request.template.ClearField("request_id")  # no session that an id could stand for
@@ -295,11 +263,10 @@ def _request(
     sampling: common_pb2.Sampling,
     stopping: common_pb2.Stopping,
     request_id: str,
-    logprobs: bool,
-    echo: bool,
-    n: int | None = None,
+    n: int,
+    **more: Any,
 ) -> CompletionRequest:
-    n = n or fields.whole("n", least=1, most=MOST_CHOICES) or 1
+    """more: as of `CompletionRequest`."""
     model, stream = fields.text("model"), fields.flag("stream")
     request_id = fields.text("request_id") or request_id
     template = _template(fields, sampling, stopping, request_id)
@@ -307,7 +274,6 @@ def _request(
     _without_effect(fields)
     include_usage, usage_so_far = _usage_wanted(fields, stream)
     return CompletionRequest(
-        model=model,
         template=template,
         n=n,
         stream=stream,
@@ -315,9 +281,8 @@ def _request(
         usage_so_far=usage_so_far,
         details=fields.flag("details"),
         timeout=_timeout(fields),
-        logprobs=logprobs,
-        echo=echo,
         request_id=request_id,
+        **more,
     )
 
 
@@ -343,8 +308,7 @@ def _sampling(fields: Fields) -> common_pb2.Sampling:
 
 def _top_k(fields: Fields) -> int:
     """0 keeps all; clients of other servers say -1."""
-    value = fields.whole("top_k", least=-1) or 0
-    return max(0, value)
+    return max(0, fields.whole("top_k", least=-1) or 0)
 
 
 def _bias(fields: Fields) -> dict[int, float]:
@@ -388,10 +352,21 @@ def _template(
         take_over=fields.flag("take_over"),
         parent=fields.text("parent"),
         priority=fields.whole("priority", least=-100, most=100),
-        prediction_text=take_prediction(fields),
-        references=take_references(fields),
+        prediction_text=_prediction(fields),
+        references=[pb.TextPart(text=text) for text in fields.texts("references", MOST_REFERENCES)],
         private=fields.flag("private"),
     )
+
+
+def _prediction(fields: Fields) -> str | None:
+    """What the output may look like."""
+    inner = fields.inner("prediction")
+    if inner is None:
+        return None
+    inner.choice("type", ("content",))
+    content = inner.take("content")
+    inner.end()
+    return text_of("content", content, "prediction") or None
 
 
 def _sources(fields: Fields) -> pb.Sources | None:
@@ -435,13 +410,8 @@ def _without_effect(fields: Fields) -> None:
         fields.text(name)
     fields.inner("metadata")
     fields.flag("store")
-    _cache_options(fields)
-
-
-def _cache_options(fields: Fields) -> None:
-    """How long a prompt may be kept for, and where it may be parted: ours are kept as there is room."""
     inner = fields.inner("prompt_cache_options")
-    if inner is not None:
+    if inner is not None:  # how long a prompt may be kept for, and where it may be parted: as there is room
         for name in ("mode", "ttl"):
             inner.text(name)
         inner.fixed("prewarm", False)

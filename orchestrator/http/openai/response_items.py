@@ -9,8 +9,8 @@ from itertools import takewhile
 from typing import Any
 
 from orchestrator.admission import MOST_ITEMS, MOST_TOOLS
-from orchestrator.chat.fields import shown
-from orchestrator.chat.talk import check_count, text_of
+from orchestrator.chat.fields import check_count, shown
+from orchestrator.chat.talk import text_of
 from specwire.core.invalid import InvalidParameter
 from specwire.text.tool_calls.parser import CallBegun, CallDelta, CallEnded, ContentDelta, OutputEvent, ReasoningDelta
 

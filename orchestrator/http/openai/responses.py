@@ -18,14 +18,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from orchestrator.admission import MOST_ITEMS
-from orchestrator.api.calls import merged
-from orchestrator.api.existing_sessions import cancel, delete, read_again, runs
-from orchestrator.chat.answer import demand
-from orchestrator.chat.fields import Fields, shown
-from orchestrator.chat.talk import check_count, take_talk
-from orchestrator.http.endpoint import Call, HttpService, Served
-from orchestrator.http.errors import INVALID, Failure, failure_of
-from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream
+from orchestrator.api.calls import cancel, delete, merged, read_again, runs
+from orchestrator.chat.fields import Fields, check_count, shown
+from orchestrator.chat.models import ServedModel, demand
+from orchestrator.chat.talk import take_talk
+from orchestrator.http.endpoint import Call, HttpService
+from orchestrator.http.errors import INVALID, Failure, failure_of, naming
+from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream, usage_of
 from orchestrator.http.openai.completions import begun
 from orchestrator.http.openai.requests import take_chat, take_length
 from orchestrator.http.openai.response_items import (
@@ -36,20 +35,18 @@ from orchestrator.http.openai.response_items import (
     messages_of,
     served_tools,
 )
-from orchestrator.http.openai.usage import usage_of
+from orchestrator.session.output import SessionView
 from orchestrator.session.stats import stats_of
 from orchestrator.sessions import END_LIMIT_S
-from orchestrator.store import StoredSession
+from orchestrator.store import SessionRecord, StoredSession
 from specwire.core.invalid import InvalidParameter
-from specwire.core.messages import Outcome
-from specwire.rpc import convert
+from specwire.core.messages import Emit, EmitEnd, FinishReason, Outcome
 from specwire.rpc.errors import StatusError
 from specwire.telemetry.tracing import TRACEPARENT
-from specwire.text import OutputText
+from specwire.text.output import OutputText
 from specwire.text.tool_calls.formats import ChatFamily
 from specwire.text.tool_calls.parser import OutputParser
 from specwire.text.tool_calls.readers import ToolFunction
-from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 Json = dict[str, Any]
@@ -102,14 +99,14 @@ NAMES = {
     "parent": "previous_response_id",
 }
 STATUS = {
-    common_pb2.FINISH_REASON_UNSPECIFIED: "in_progress",
-    common_pb2.FINISH_REASON_EOS: "completed",
-    common_pb2.FINISH_REASON_STOP_ID: "completed",
-    common_pb2.FINISH_REASON_STOP_STRING: "completed",
-    common_pb2.FINISH_REASON_LENGTH: "incomplete",
-    common_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    None: "in_progress",
+    FinishReason.EOS: "completed",
+    FinishReason.STOP_ID: "completed",
+    FinishReason.STOP_STRING: "completed",
+    FinishReason.LENGTH: "incomplete",
+    FinishReason.CANCELLED: "cancelled",
 }
-FAILED = {common_pb2.FINISH_REASON_DEADLINE: "the request's timeout has passed"}
+FAILED = "the request's timeout has passed"
 LAST_EVENT = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
 
@@ -164,22 +161,22 @@ class ResponseNote:
 class ResponseAnswer:
     """One response as it comes, or as it is told again."""
 
-    def __init__(self, note: ResponseNote, served: Served, session_id: str, created: float) -> None:
-        self.session_id = session_id
-        self.reason: common_pb2.FinishReason = common_pb2.FINISH_REASON_UNSPECIFIED
+    def __init__(self, note: ResponseNote, served: ServedModel, record: SessionRecord) -> None:
+        self.session_id = record.session_id
+        self.reason: FinishReason | None = None
         self.message = ""
         self.stats = pb.Stats()
         self._note = note
         self._served = served
-        self._created = int(created)
+        self._created = int(record.created)
         self._ended = 0
-        self._items = OutputItems(session_id, note.namespaced())
+        self._items = OutputItems(record.session_id, note.namespaced())
         self._parser = note.parser(served.family)
 
     def add(self, text: str) -> Iterator[Json]:
         yield from self._items.take(self._parser.feed(text))
 
-    def finish(self, reason: common_pb2.FinishReason, message: str, stats: pb.Stats, ended: float) -> Iterator[Json]:
+    def finish(self, reason: FinishReason, message: str, stats: pb.Stats, ended: float) -> Iterator[Json]:
         """ended: Unix time, in seconds."""
         self.reason, self.message, self.stats, self._ended = reason, message, stats, int(ended)
         yield from self._items.take(self._parser.finish())
@@ -194,8 +191,8 @@ class ResponseAnswer:
         return self._items.items
 
     def body(self) -> Json:
-        status, length = self.status, self.reason == common_pb2.FINISH_REASON_LENGTH
-        message = FAILED.get(self.reason, self.message or "the session has failed")
+        status, length = self.status, self.reason == FinishReason.LENGTH
+        message = FAILED if self.reason is FinishReason.DEADLINE else self.message or "the session has failed"
         return {
             "id": PREFIX + self.session_id,
             "object": "response",
@@ -250,13 +247,8 @@ class Responses:
         chat, told = await self._admission.aside(call.tenant, size, _as_chat, fields, items)
         fields.end()
         told["previous_response_id"] = previous
-        try:
+        with naming(NAMES):
             return await self._as_chat(call, chat, ResponseNote(items, told, store), size)
-        except (InvalidParameter, StatusError) as error:
-            failure = failure_of(error)
-            name, dot, rest = (failure.param or "").partition(".")
-            failure.param = (NAMES.get(name, name) + dot + rest) or None
-            raise failure from None
 
     async def _as_chat(self, call: Call, chat: Fields, note: ResponseNote, size: int) -> ASGIApp:
         """size: bytes of its items."""
@@ -266,7 +258,7 @@ class Responses:
         if previous is not None:
             request.template.parent, request.template.whole_prompt = _session_of(previous), True
         served = await self._service.served_for(request.template, call.tenant)
-        told = await self._service.chat(served, talk, self._admission.of(call.tenant, size))
+        told = await served.chat(talk, self._admission.of(call.tenant, size))
         demand(request.template.sampling, told.constraint, told.form.thinking)
         note = replace(note, names=[each.name for each in talk.tools.functions], thinking=bool(told.form.thinking))
         asked = request.for_prompt(told.text)
@@ -280,23 +272,23 @@ class Responses:
             return EventStream(self._stream(begins, note, served), self._quiet, leave)
         return await self._whole(events, note, served)
 
-    async def _whole(self, events: Events, note: ResponseNote, served: Served) -> ASGIApp:
-        answer: ResponseAnswer | None = None
+    async def _whole(self, events: Events, note: ResponseNote, served: ServedModel) -> ASGIApp:
+        answer = view = None
         async with aclosing(events):
             async for _, part in events:
-                if isinstance(part, pb.Started):
-                    answer = self._begun(note, served, part)
-                elif answer is not None:
-                    list(self._told(answer, part))
+                if isinstance(part, SessionView):
+                    view, answer = part, ResponseAnswer(note, served, part.record)
+                elif answer is not None and view is not None:
+                    list(_told(answer, view, part))
         if answer is None:
             raise Failure(500, "the session told nothing", "server_error")
         if answer.reason in FAILURES:
             raise StatusError(*FAILURES[answer.reason])
         return JSONResponse(answer.body())
 
-    async def _stream(self, events: Events, note: ResponseNote, served: Served) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, events: Events, note: ResponseNote, served: ServedModel) -> AsyncGenerator[bytes, None]:
         """Typed events, each with its number. Behind a failure's comes the response as it failed."""
-        number, answer = 0, None
+        number, answer, view = 0, None, None
 
         def sent(told: Json) -> bytes:
             nonlocal number
@@ -307,12 +299,12 @@ class Responses:
         try:
             async with aclosing(events):
                 async for _, part in events:
-                    if isinstance(part, pb.Started):
-                        answer = self._begun(note, served, part)
+                    if isinstance(part, SessionView):
+                        view, answer = part, ResponseAnswer(note, served, part.record)
                         for kind in ("response.created", "response.in_progress"):
                             yield sent({"type": kind, "response": answer.body()})
-                    elif answer is not None:
-                        for told in self._told(answer, part):
+                    elif answer is not None and view is not None:
+                        for told in _told(answer, view, part):
                             yield sent(told)
         except Exception as error:
             failure = failure_of(error)
@@ -320,31 +312,12 @@ class Responses:
             # OpenAI's events have these themselves, those of Open Responses in an object: its clients know both.
             yield sent({"type": "error", **told, **failure.body()})
             if answer is not None:
-                for event in answer.finish(common_pb2.FINISH_REASON_ERROR, failure.message, answer.stats, time.time()):
+                for event in answer.finish(FinishReason.ERROR, failure.message, answer.stats, time.time()):
                     yield sent(event)
         if answer is not None:
             kind = LAST_EVENT.get(answer.status, "response.failed")
             yield sent({"type": kind, "response": answer.body()})
         yield DONE
-
-    def _begun(self, note: ResponseNote, served: Served, started: pb.Started) -> ResponseAnswer:
-        driver = self._service.orchestrator.sessions.get(started.session_id)
-        created = time.time() if driver is None else driver.view.record.created
-        return ResponseAnswer(note, served, started.session_id, created)
-
-    def _told(self, answer: ResponseAnswer, part: object) -> Iterator[Json]:
-        match part:
-            case pb.Chunk():
-                yield from answer.add(part.text)
-            case pb.Finished():
-                yield from answer.add(part.text)
-                ended = self._ended(answer.session_id) or time.time()
-                yield from answer.finish(part.reason, part.message, part.stats, ended)
-
-    def _ended(self, session_id: str) -> float:
-        """When a session that is known here has ended, in Unix time; 0 where that is not known."""
-        driver = self._service.orchestrator.sessions.get(session_id)
-        return 0.0 if driver is None else driver.view.ended_at
 
     async def _forgotten(self, events: Events) -> Events:
         """The same events; once they are over, or nobody wants them, the session is deleted."""
@@ -352,8 +325,8 @@ class Responses:
         try:
             async with aclosing(events):
                 async for index, part in events:
-                    if isinstance(part, pb.Started):
-                        session_id = part.session_id
+                    if isinstance(part, SessionView):
+                        session_id = part.record.session_id
                     yield index, part
         finally:
             if session_id:
@@ -371,9 +344,11 @@ class Responses:
                 _check_included(Fields({"include": value}))
             elif name != "include_obfuscation" and (name, value) != ("stream", "false"):
                 raise InvalidParameter(name, "is not served: a stored response is told whole")
-        return await self._shown(call, *await self._stored(call))
+        return await self._shown(call)
 
-    async def _shown(self, call: Call, answer: ResponseAnswer, size: int) -> ASGIApp:
+    async def _shown(self, call: Call) -> ASGIApp:
+        stored, note, size = await self._read(call.path["response"], call.tenant, "response_id")
+        answer = await self._told_again(stored, note, call.tenant, size)
         return Response(await self._admission.aside(call.tenant, size, answer.written), media_type="application/json")
 
     async def cancel(self, call: Call) -> ASGIApp:
@@ -388,18 +363,13 @@ class Responses:
             driver = orchestrator.sessions.get(session_id)
             if driver is not None:
                 await driver.view.ended(END_LIMIT_S)
-        return await self._shown(call, *await self._stored(call))
+        return await self._shown(call)
 
     async def delete(self, call: Call) -> ASGIApp:
         stored, _, _ = await self._read(call.path["response"], call.tenant, "response_id", charged=False)
         session_id = stored.record.session_id
         await delete(self._service.orchestrator, session_id)
         return JSONResponse({"id": PREFIX + session_id, "object": "response", "deleted": True})
-
-    async def _stored(self, call: Call) -> tuple[ResponseAnswer, int]:
-        """The response, and how many bytes it goes through."""
-        stored, note, size = await self._read(call.path["response"], call.tenant, "response_id")
-        return await self._told_again(stored, note, call.tenant, size), size
 
     async def _items_before(self, previous: str | None, tenant: str) -> list[Json]:
         """The conversation that a response ends with."""
@@ -431,21 +401,31 @@ class Responses:
     async def _told_again(self, stored: StoredSession, note: ResponseNote, tenant: str, size: int) -> ResponseAnswer:
         record, orchestrator = stored.record, self._service.orchestrator
         served = self._service.served(orchestrator.pool.models.name_of(record))
-        answer = ResponseAnswer(note, served, record.session_id, record.created)
+        answer = ResponseAnswer(note, served, record)
         tokenizer = orchestrator.pool.models.tokenizer_of(record)
         text = OutputText(tokenizer, record.stop, record.stopping.min_tokens)
         driver = orchestrator.sessions.get(record.session_id)
         known = stats_of(driver.view.stats, len(record.prompt)) if driver is not None else _counted(stored)
-        ended = self._ended(record.session_id) or stored.ended or 0.0
+        ended = (driver.view.ended_at if driver is not None else 0.0) or stored.ended or 0.0
         await self._admission.aside(tenant, size, _tell_again, answer, stored, text, known, ended)
         return answer
+
+
+def _told(answer: ResponseAnswer, view: SessionView, part: object) -> Iterator[Json]:
+    match part:
+        case Emit():
+            yield from answer.add(part.text)
+        case EmitEnd():
+            yield from answer.add(part.text)
+            stats = stats_of(view.stats, len(view.record.prompt))
+            yield from answer.finish(part.end.reason, part.end.message, stats, view.ended_at or time.time())
 
 
 def _tell_again(answer: ResponseAnswer, stored: StoredSession, text: OutputText, known: pb.Stats, ended: float) -> None:
     list(answer.add(text.push(stored.tokens).text))
     if stored.reason is not None:
         list(answer.add(text.finish()))
-        list(answer.finish(convert.reason_to_wire(stored.reason), "", known, ended))
+        list(answer.finish(stored.reason, "", known, ended))
 
 
 def _text_bytes(item: Json) -> int:

@@ -6,25 +6,27 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from specwire.text.tool_calls.readers import CallReader, Functions, JsonCall, NamedCall, PythonCall
-from specwire.text.tool_calls.xml import CALL_END, DSML, GLM45, GLM47, QWEN, XmlCall, XmlTags
+from specwire.text.tool_calls.readers import (
+    CALL_END,
+    DSML,
+    GLM45,
+    GLM47,
+    QWEN,
+    CallReader,
+    Functions,
+    JsonCall,
+    NamedCall,
+    PythonCall,
+    XmlCall,
+    XmlTags,
+)
 
 Json = Mapping[str, Any]
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One call.
-
-
-class CallStyle(Protocol):
-    """How one call is written."""
-
-    def reader(self, functions: Functions) -> CallReader: ...
-
-    def written(self, name: str, arguments: Json) -> str:
-        """The call as text."""
-        ...
+# How one call is written.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class PythonStyle:
         pairs = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items()]
         return f"{name}({', '.join(pairs)})"
 
+
+CallStyle = JsonStyle | NamedStyle | XmlStyle | PythonStyle
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A text with calls.

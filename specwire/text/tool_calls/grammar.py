@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specwire.text.tool_calls.formats import JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
-from specwire.text.tool_calls.readers import NamedCall, ToolFunction
+from specwire.text.tool_calls.readers import NamedCall, ToolFunction, XmlTags
 from specwire.text.tool_calls.values import SchemaTypes, branches_of
-from specwire.text.tool_calls.xml import XmlTags
 
 Json = Mapping[str, Any]
 

@@ -1,7 +1,7 @@
-"""One call of a function in a model's text, a character at a time: as JSON, behind its name, as Python.
+"""One call of a function in a model's text, a character at a time: as JSON, behind its name, as Python, in tags.
 
 However a family writes a call, what is read of it are a name and arguments as JSON. A reader takes characters until it
-is `done`. Text that cannot go on to be a call of a known function raises BrokenCall. `xml` has those in tags.
+is `done`. Text that cannot go on to be a call of a known function raises BrokenCall.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from specwire.text.tool_calls.values import (
-    HEX,
-    MOST_DEPTH,
-    MOST_DIGITS,
-    NUMBER,
+    ANY_TYPE,
+    ONLY_TEXT,
     SPACE,
     BrokenCall,
+    JsonValue,
     PythonValue,
     SchemaTypes,
+    SpacedValue,
     quoted,
+    typed,
 )
-
-LITERAL = re.compile(rf"true|false|null|{NUMBER.pattern}")
-IN_LITERAL = frozenset("0123456789+-.eEtrufalsn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class CallReader:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# JSON (RFC 8259). Arguments stay as the model writes them.
+# JSON. Arguments stay as the model writes them.
 
 ARGUMENTS = ("arguments", "parameters")
 # Characters between a name and its arguments.
@@ -129,48 +128,77 @@ MOST_HEAD = 64
 class JsonCall(CallReader):
     """An object with the function's name and, as one of `ARGUMENTS`, its arguments."""
 
-    # How deep the members lie that are read: those of the object itself.
-    members_at = 1
-
     def __init__(self, functions: Functions) -> None:
         super().__init__(functions)
-        self._stack: list[str] = []
-        self._is_key = False
-        self._literal = ""
-        self._hex = 0
-        # Of the object itself: the newest key, and the text of a key, the name or the arguments while they come.
-        self._key: str | None = None
-        self._member: list[str] | None = None
-
-    def take(self, char: str) -> None:
-        member = self._member
-        if member is not None:
-            member.append(char)
-        try:
-            self._step(char)
-        except BrokenCall:
-            if member is not None:
-                member.pop()
-            raise
+        self._member = ""
+        self._value = JsonValue()
 
     def _begin(self, char: str) -> None:
         if char != "{":
             raise BrokenCall
-        self._enter(char)
+        self._step = self._key_or_end
 
-    def _enter(self, char: str) -> None:
-        if len(self._stack) == MOST_DEPTH:
-            raise BrokenCall
-        self._stack.append(char)
-        self._step = self._first_key if char == "{" else self._first_item
-
-    def _leave(self, char: str) -> None:
-        if self._stack.pop() + char not in ("{}", "[]"):
-            raise BrokenCall
-        if self._stack:
-            self._value_ended()
-        else:
+    def _key_or_end(self, char: str) -> None:
+        if char == "}":
             self._ended()
+        else:
+            self._key(char)
+
+    def _key(self, char: str) -> None:
+        if char == '"':
+            self._value, self._step = JsonValue(), self._in_key
+            self._in_key(char)
+        elif char not in SPACE:
+            raise BrokenCall
+
+    def _in_key(self, char: str) -> None:
+        self._value.take(char)
+        if self._value.done:
+            self._member, self._step = self._read(), self._colon
+
+    def _colon(self, char: str) -> None:
+        if char == ":":
+            self._step = self._first
+        elif char not in SPACE:
+            raise BrokenCall
+
+    def _first(self, char: str) -> None:
+        """Of a member's value."""
+        if char in SPACE:
+            return
+        self._value, self._step = JsonValue(), self._in_value
+        if self._member == "name" and (char != '"' or self.name is not None):
+            raise BrokenCall
+        if self._member in ARGUMENTS:
+            if char != "{" or self._arguments:
+                raise BrokenCall
+            self._value = JsonValue(self._arguments)
+        self._in_value(char)
+
+    def _in_value(self, char: str) -> None:
+        taken = self._value.take(char)
+        if not self._value.done:
+            return
+        self._step = self._after
+        if self._member == "name":
+            name = self._read()
+            if name not in self._functions:
+                raise BrokenCall
+            self.name = name
+        if not taken:
+            self._after(char)
+
+    def _read(self) -> str:
+        """The text that a whole value is."""
+        return str(json.loads("".join(self._value.parts)))
+
+    def _after(self, char: str) -> None:
+        if char == ",":
+            self._step = self._key
+        elif char == "}":
+            self._ended()
+        elif char not in SPACE:
+            raise BrokenCall
 
     def _ended(self) -> None:
         if self.name is None:
@@ -178,118 +206,8 @@ class JsonCall(CallReader):
         self._arguments = self._arguments or ["{}"]
         self.done = True
 
-    def _first_key(self, char: str) -> None:
-        if char == "}":
-            self._leave(char)
-        else:
-            self._key_begins(char)
 
-    def _key_begins(self, char: str) -> None:
-        if char in SPACE:
-            return
-        if char != '"':
-            raise BrokenCall
-        self._is_key, self._step = True, self._string
-        if len(self._stack) == self.members_at:
-            self._member = [char]
-
-    def _first_item(self, char: str) -> None:
-        if char == "]":
-            self._leave(char)
-        else:
-            self._value(char)
-
-    def _value(self, char: str) -> None:
-        if char in SPACE:
-            return
-        if len(self._stack) == self.members_at:
-            self._member_begins(char)
-        if char == '"':
-            self._is_key, self._step = False, self._string
-        elif char in "{[":
-            self._enter(char)
-        elif char in IN_LITERAL:
-            self._literal, self._step = char, self._in_literal
-        else:
-            raise BrokenCall
-
-    def _member_begins(self, char: str) -> None:
-        if self._key == "name":
-            if char != '"' or self.name is not None:
-                raise BrokenCall
-            self._member = [char]
-        elif self._key in ARGUMENTS:
-            if char != "{" or self._arguments:
-                raise BrokenCall
-            self._member = self._arguments = [char]
-
-    def _string(self, char: str) -> None:
-        if char == '"':
-            if self._is_key:
-                self._key_ended()
-            else:
-                self._value_ended()
-        elif char == "\\":
-            self._step = self._escape
-        elif char < " ":
-            raise BrokenCall
-
-    def _escape(self, char: str) -> None:
-        if char == "u":
-            self._hex, self._step = 0, self._in_hex
-        elif char in '"\\/bfnrt':
-            self._step = self._string
-        else:
-            raise BrokenCall
-
-    def _in_hex(self, char: str) -> None:
-        if char not in HEX:
-            raise BrokenCall
-        self._hex += 1
-        if self._hex == 4:
-            self._step = self._string
-
-    def _key_ended(self) -> None:
-        self._step = self._colon
-        if len(self._stack) == self.members_at and self._member is not None:
-            self._key, self._member = json.loads("".join(self._member)), None
-
-    def _colon(self, char: str) -> None:
-        if char == ":":
-            self._step = self._value
-        elif char not in SPACE:
-            raise BrokenCall
-
-    def _in_literal(self, char: str) -> None:
-        if char in IN_LITERAL and len(self._literal) < MOST_DIGITS:
-            self._literal += char
-            return
-        if not LITERAL.fullmatch(self._literal):
-            raise BrokenCall
-        self._value_ended()
-        self._step(char)
-
-    def _value_ended(self) -> None:
-        self._step = self._after
-        if len(self._stack) > self.members_at or self._member is None:
-            return
-        if self._key == "name":
-            name = json.loads("".join(self._member))
-            if name not in self._functions:
-                raise BrokenCall
-            self.name = name
-        self._member = None
-
-    def _after(self, char: str) -> None:
-        if char == ",":
-            self._step = self._key_begins if self._stack[-1] == "{" else self._value
-        elif char in "}]":
-            self._leave(char)
-        elif char not in SPACE:
-            raise BrokenCall
-
-
-class NamedCall(JsonCall):
+class NamedCall(CallReader):
     """The function's name, then the arguments as a JSON object.
 
     Args:
@@ -299,8 +217,6 @@ class NamedCall(JsonCall):
         numbered: `between` begins with a colon and a number, of whatever value.
     """
 
-    # The whole object is the arguments: no member of it is read.
-    members_at = 0
     marks = re.compile(r"(\[CALL_ID\])?([a-zA-Z0-9]{9})?(\[ARGS\])?")
     # What begins as they do.
     mark = re.compile(r"[a-zA-Z0-9_\[\]]{0,24}")
@@ -317,12 +233,12 @@ class NamedCall(JsonCall):
         self._head = ""
         # Where in it one of `_heads` ends.
         self._ends: list[int] = []
+        self._value = JsonValue(self._arguments)
 
     def _begin(self, char: str) -> None:
         if char == "{":
-            self.name = self._named()
-            self._member = self._arguments = [char]
-            self._enter(char)
+            self.name, self._step = self._named(), self._in_arguments
+            self._in_arguments(char)
             return
         self._head += char
         if self._head in self._heads:
@@ -354,8 +270,9 @@ class NamedCall(JsonCall):
             plain.rstrip(SPACE) == self._between.rstrip(SPACE) and len(text) <= MOST_HEAD
         )
 
-    def _ended(self) -> None:
-        self._member, self.done = None, True
+    def _in_arguments(self, char: str) -> None:
+        self._value.take(char)
+        self.done = self._value.done
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -368,7 +285,7 @@ class PythonCall(CallReader):
     def __init__(self, functions: Functions) -> None:
         super().__init__(functions)
         self._word = ""
-        self._value = PythonValue()
+        self._value = PythonValue(self._arguments)
 
     def _begin(self, char: str) -> None:
         if char == "(":
@@ -400,13 +317,12 @@ class PythonCall(CallReader):
     def _equals(self, char: str) -> None:
         if char == "=":
             self._arguments.append(f'{", " if self._arguments else "{"}"{quoted(self._word)}": ')
-            self._value, self._step = PythonValue(), self._in_value
+            self._value, self._step = PythonValue(self._arguments), self._in_value
         elif char not in SPACE:
             raise BrokenCall
 
     def _in_value(self, char: str) -> None:
         taken = self._value.take(char)
-        self._arguments.append(self._value.fresh())
         if self._value.done:
             self._step = self._after
         if not taken:
@@ -419,3 +335,252 @@ class PythonCall(CallReader):
             self._ended()
         elif char not in SPACE:
             raise BrokenCall
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tags, as Qwen3-Coder, GLM and DeepSeek V3.2 write them. The references are vLLM's parsers `qwen3_coder`, `glm45`,
+# `glm47` and `deepseek_v32`.
+
+WHITE = re.compile(r"[ \t\r\n]+")
+# What no key has; where in a value something may begin that ends it.
+NO_KEY, MARK = re.compile(r"[<>\n]"), re.compile(r"[<\n]")
+# Characters that may wait for what follows them.
+MOST_HELD = 512
+# What may follow a call of Qwen's, whose last value has no closing tag.
+CALL_END = "</tool_call>"
+
+
+def one_line(text: str) -> str:
+    """With white space of any length as one line break: how tags are compared."""
+    return WHITE.sub("\n", text)
+
+
+@dataclass(frozen=True)
+class XmlTags:
+    """What stands around the parts of a call, with the white space that the family writes. A reader takes any.
+
+    Attributes:
+        function, named: around the function's name.
+        key: before an argument's key.
+        text, json: between the key and a value that is text, or JSON. Where they are equal, the schema tells which.
+        value_end, end: behind each value; behind all of them.
+    """
+
+    function: str
+    named: str
+    key: str
+    text: str
+    json: str
+    value_end: str
+    end: str
+
+    @property
+    def marked(self) -> bool:
+        """A call tells by itself which values are JSON."""
+        return self.text != self.json
+
+    @property
+    def lines(self) -> bool:
+        """Each value stands between line breaks, which are none of it; then its closing tag may lack."""
+        return self.value_end.startswith("\n")
+
+    @cached_property
+    def closing(self) -> str:
+        return self.end.strip()
+
+    @cached_property
+    def next_key(self) -> str:
+        return one_line(self.key)
+
+    @cached_property
+    def key_ends(self) -> Mapping[str, bool]:
+        """What ends a key, without white space: whether the value behind it is JSON."""
+        return {WHITE.sub("", self.json): True, WHITE.sub("", self.text): False}
+
+    @cached_property
+    def value_ends(self) -> tuple[str, ...]:
+        """How a value ends: by its closing tag and what follows that, because code may hold such a tag by itself."""
+        ends = [
+            f"{line}{one_line(self.value_end).strip()}{gap}{following}"
+            for line in (("", "\n") if self.lines else ("",))
+            for gap in ("", "\n")
+            for following in (self.next_key, self.closing)
+        ]
+        return (*ends, *(f"\n{self.closing}{gap}{CALL_END}" for gap in ("", "\n") if self.lines))
+
+    @cached_property
+    def marks(self) -> re.Pattern[str]:
+        """What is not written within a text."""
+        return re.compile("|".join(map(re.escape, self.forbidden)))
+
+    @property
+    def forbidden(self) -> tuple[str, ...]:
+        return self.key, self.value_end.strip(), self.closing
+
+
+QWEN = XmlTags("<function=", ">\n", "<parameter=", ">\n", ">\n", "\n</parameter>\n", "</function>")
+ARGUMENT, ARGUMENT_END = "<arg_value>", "</arg_value>"
+IN_LINES, IN_ONE_LINE = f"</arg_key>\n{ARGUMENT}", f"</arg_key>{ARGUMENT}"
+GLM45 = XmlTags("", "\n", "<arg_key>", IN_LINES, IN_LINES, f"{ARGUMENT_END}\n", CALL_END)
+GLM47 = XmlTags("", "", "<arg_key>", IN_ONE_LINE, IN_ONE_LINE, ARGUMENT_END, CALL_END)
+DSML = XmlTags(
+    '<｜DSML｜invoke name="',
+    '">\n',
+    '<｜DSML｜parameter name="',
+    '" string="true">',
+    '" string="false">',
+    "</｜DSML｜parameter>\n",
+    "</｜DSML｜invoke>\n",
+)
+
+
+class XmlCall(CallReader):
+    """The function's name, then keys and values, in these tags.
+
+    A value is what its tag says, or has the type that the function's schema gives it; without either it is a string.
+    """
+
+    def __init__(self, functions: Functions, tags: XmlTags) -> None:
+        super().__init__(functions)
+        self._tags = tags
+        self._heads = functions.heads(tags, lambda name: [one_line(f"{tags.function}{name}{tags.named.strip()}")])
+        self._held = ""
+        self._schema_types = SchemaTypes({})
+        self._properties: Mapping[str, Any] = {}
+        # Of the argument that comes. is_text: it is told while it comes. is_json: its tag says so.
+        self._types = ONLY_TEXT
+        self._is_text = self._is_json = False
+        self._value: list[str] = []
+        self._watched = SpacedValue()
+        self._given: set[str] = set()
+
+    def _begin(self, char: str) -> None:
+        named = self._tags.named.strip()
+        if not named and self._held and (char == "<" or char in SPACE):  # nothing else ends the name
+            self._called(self._held)
+            self._inside(char)
+            return
+        seen = self._seen(char)
+        if named and seen in self._heads:
+            self._called(seen)
+        elif not self._heads.lead_from(seen):
+            raise BrokenCall
+
+    def _seen(self, char: str) -> str:
+        """What is held with this one. Of white space any length is read as one, but not without end."""
+        self._held += char
+        if len(self._held) > MOST_HELD:
+            raise BrokenCall
+        return one_line(self._held)
+
+    def _called(self, head: str) -> None:
+        if head not in self._heads:
+            raise BrokenCall
+        self.name, self._held, self._step = self._heads[head], "", self._inside
+        self._schema_types = self._functions.types(self.name)
+        properties = self._schema_types.resolved(self._functions[self.name].parameters).get("properties")
+        self._properties = properties if isinstance(properties, Mapping) else {}
+
+    def _inside(self, char: str) -> None:
+        """Between arguments."""
+        if not self._held and char in SPACE:
+            return
+        seen = self._seen(char)
+        if seen == self._tags.closing:
+            self._ended()
+        elif seen == self._tags.next_key:
+            self._held, self._step = "", self._key
+        elif not (self._tags.closing.startswith(seen) or self._tags.next_key.startswith(seen)):
+            raise BrokenCall
+
+    def _key(self, char: str) -> None:
+        self._held += char
+        ends = self._tags.key_ends
+        key, mark, rest = self._held.partition(self._tags.text[0])
+        seen = WHITE.sub("", mark + rest)
+        if NO_KEY.search(key) or (mark and not key.strip()) or len(self._held) > MOST_KEY:
+            raise BrokenCall
+        if seen in ends:
+            self._value_begins(key.strip(), ends[seen])
+        elif not any(end.startswith(seen) for end in ends):
+            raise BrokenCall
+
+    def _value_begins(self, key: str, is_json: bool) -> None:
+        schema = self._properties.get(key)
+        self._is_json = self._tags.marked and is_json
+        if self._is_json:
+            self._types, self._is_text = self._schema_types.of(schema, otherwise=ANY_TYPE), False
+        else:
+            self._types = ONLY_TEXT if self._tags.marked else self._schema_types.of(schema)
+            self._is_text = self._types <= ONLY_TEXT
+        self._given.add(key)
+        opening = '"' if self._is_text else ""
+        self._arguments.append(f'{", " if self._arguments else "{"}"{quoted(key)}": {opening}')
+        self._value, self._watched, self._held = [], SpacedValue(), ""
+        self._step = self._first if self._tags.lines else self._in_value
+
+    def _first(self, char: str) -> None:
+        """A value's first character: one line break is none of it."""
+        self._step = self._in_value
+        if char != "\n":
+            self._in_value(char)
+
+    def _in_value(self, char: str) -> None:
+        if not self._held and char not in "<\n":
+            self._add(char)
+            return
+        self._held += char
+        while self._held:
+            seen = self._held[0] + one_line(self._held[1:])
+            if self._ends_value(seen):
+                self._value_ended(seen)
+                return
+            if len(self._held) < MOST_HELD and self._may_be_an_end(seen):
+                return
+            found = MARK.search(self._held, 1)
+            end = len(self._held) if found is None else found.start()
+            for each in self._held[:end]:
+                self._add(each)
+            self._held = self._held[end:]
+
+    def _ends_value(self, seen: str) -> bool:
+        """A list or an object may have a tag within one of its strings, though no line break."""
+        if seen not in self._tags.value_ends:
+            return bool(self._next_key(seen))
+        has_strings = self._watched.first in (("[", "{", '"') if self._is_json else ("[", "{"))
+        return seen.startswith("\n") or not has_strings or not self._watched.in_string
+
+    def _may_be_an_end(self, seen: str) -> bool:
+        if any(end.startswith(seen) for end in self._tags.value_ends):
+            return True
+        following = f"\n{self._tags.next_key}"
+        if not self._tags.lines or not (following.startswith(seen) or seen.startswith(following)):
+            return False
+        return not seen[len(following) :].endswith((">", "\n")) and len(seen) <= len(following) + MOST_KEY
+
+    def _next_key(self, seen: str) -> str:
+        """The key of the next argument, where the value before it has no closing tag: one that is still missing."""
+        following = f"\n{self._tags.next_key}"
+        found = self._tags.lines and seen.startswith(following) and seen.endswith(">")
+        key = seen[len(following) : -1] if found else ""
+        return key if key in self._properties and key not in self._given else ""
+
+    def _add(self, char: str) -> None:
+        if self._is_text:
+            self._arguments.append(quoted(char))
+        else:
+            self._value.append(char)
+            self._watched.take(char)
+
+    def _value_ended(self, end: str) -> None:
+        self._arguments.append('"' if self._is_text else self._typed("".join(self._value)))
+        if end.endswith(self._tags.next_key):
+            self._held, self._step = "", self._key
+        elif key := self._next_key(end):
+            self._value_begins(key, is_json=False)
+        else:
+            self._ended()
+
+    def _typed(self, text: str) -> str:
+        found = self._watched.as_json()
+        return found if self._is_json and found.startswith('"') else typed(text, self._types, found)

@@ -1,4 +1,4 @@
-"""Values in calls that are not written as JSON: as Python writes them, or as text whose type a schema tells."""
+"""Values in calls: as Python or JSON writes them, or as text whose type a schema tells."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def _is_special(char: str) -> bool:
 class PythonValue:
     """A value as Python or JSON writes it: strings, numbers, True, False, None, lists, dictionaries by strings.
 
-    `fresh()` gives it as JSON while it comes.
+    parts: gets it as JSON while it comes; given by whoever puts it into more.
     """
 
+    quotes = "'\""
     words: Mapping[str, str] = {each: each for each in ("true", "false", "null")} | {
         "True": "true",
         "False": "false",
@@ -49,9 +50,9 @@ class PythonValue:
     # By how many digits follow.
     codes: Mapping[str, int] = {"x": 2, "u": 4, "U": 8}
 
-    def __init__(self) -> None:
+    def __init__(self, parts: list[str] | None = None) -> None:
         self.done = False
-        self._parts: list[str] = []
+        self.parts: list[str] = [] if parts is None else parts
         self._stack: list[str] = []
         self._step: Callable[[str], None] = self._value
         self._quote, self._is_key = "", False
@@ -72,19 +73,14 @@ class PythonValue:
     def in_string(self) -> bool:
         return self._step in (self._string, self._escape, self._in_code)
 
-    def fresh(self) -> str:
-        """What was not given yet."""
-        text, self._parts = "".join(self._parts), []
-        return text
-
     def _give(self, text: str) -> None:
-        self._parts.append(self._comma + text)
+        self.parts.append(self._comma + text)
         self._comma = ""
 
     def _value(self, char: str) -> None:
         if char in SPACE:
             return
-        if char in "'\"":
+        if char in self.quotes:
             self._string_begins(char, is_key=False)
         elif char in "[{":
             self._enter(char)
@@ -120,7 +116,11 @@ class PythonValue:
     def _key_or_end(self, char: str) -> None:
         if char == "}":
             self._leave(char)
-        elif char in "'\"":
+        else:
+            self._key(char)
+
+    def _key(self, char: str) -> None:
+        if char in self.quotes:
             self._string_begins(char, is_key=True)
         elif char not in SPACE:
             raise BrokenCall
@@ -184,28 +184,52 @@ class PythonValue:
 
     def _after(self, char: str) -> None:
         if char == ",":
-            self._comma = ", "
-            self._step = self._item_or_end if self._stack[-1] == "[" else self._key_or_end
+            self._comma_came()
         elif char in "]}":
             self._leave(char)
         elif char not in SPACE:
             raise BrokenCall
 
-
-def as_json(text: str) -> str | None:
-    """The value that the whole text is, as Python or JSON writes one; None where it is none."""
-    value, end = PythonValue(), len(text)
-    try:
-        for index, char in enumerate(text + " "):
-            if value.done or not value.take(char):
-                return value.fresh() if index == end else None
-    except BrokenCall:
-        pass
-    return None
+    def _comma_came(self) -> None:
+        self._comma = ", "
+        self._step = self._item_or_end if self._stack[-1] == "[" else self._key_or_end
 
 
-class StringWatch:
-    """Whether a value that comes breaks off within one of its strings. White space at its ends is none of it.
+class JsonValue(PythonValue):
+    """A value as JSON alone (RFC 8259): it stays as the model writes it, white space and all."""
+
+    quotes = '"'
+    words: Mapping[str, str] = {each: each for each in ("true", "false", "null")}
+    in_word = frozenset("0123456789+-.eE").union(*words)
+    escapes: Mapping[str, str] = {each: each for each in '"\\/bfnrt'}
+    codes: Mapping[str, int] = {"u": 4}
+
+    def take(self, char: str) -> bool:
+        taken = super().take(char)
+        if taken:
+            self.parts.append(char)
+        return taken
+
+    def _give(self, text: str) -> None:
+        """It has been given as it came."""
+
+    def _string(self, char: str) -> None:
+        if char == "\t":
+            raise BrokenCall
+        super()._string(char)
+
+    def _escape(self, char: str) -> None:
+        if char not in self.codes and char not in self.escapes:
+            raise BrokenCall
+        super()._escape(char)
+
+    def _comma_came(self) -> None:
+        """Nothing ends behind one."""
+        self._step = self._value if self._stack[-1] == "[" else self._key
+
+
+class SpacedValue:
+    """A value as Python or JSON writes it, or anything else, while it comes. White space at its ends is none of it.
 
     first: its first character, "" before that.
     """
@@ -223,19 +247,25 @@ class StringWatch:
             return
         self.first = self.first or char
         for each in (*self._space, char):
-            self._take(each)
+            self._broken = self._broken or self._ends(each)
         self._space.clear()
 
-    def _take(self, char: str) -> None:
+    def _ends(self, char: str) -> bool:
+        """Whether the value cannot go on with it."""
         try:
-            self._broken = self._broken or self._value.done or not self._value.take(char)
+            return self._value.done or not self._value.take(char)
         except BrokenCall:
-            self._broken = True
-        self._value.fresh()  # what it comes to is not asked for
+            return True
 
     @property
     def in_string(self) -> bool:
+        """Whether the value breaks off within one of its strings."""
         return not self._broken and self._value.in_string
+
+    def as_json(self) -> str:
+        """At its end: "" where it is no value."""
+        whole = not self._broken and self._ends(" ") and self._value.done
+        return "".join(self._value.parts) if whole else ""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -343,10 +373,11 @@ def _own_types(schema: Mapping[str, Any]) -> set[str]:
     return {kind for name, kind in implied.items() if name in schema}
 
 
-def typed(text: str, types: frozenset[str]) -> str:
+def typed(text: str, types: frozenset[str], found: str) -> str:
     """A value as JSON, of the first of these types that the text can have, else a string: as vLLM reads one.
 
-    A word that is no truth value stays a string, too.
+    found: the value that the text is as Python or JSON writes one; "" for none. A word that is no truth value stays a
+    string, too.
     """
     plain = text.strip()
     lower = plain.lower()
@@ -357,8 +388,6 @@ def typed(text: str, types: frozenset[str]) -> str:
     is_number = len(plain) <= MOST_DIGITS and NUMBER.fullmatch(plain) is not None
     if is_number and ("number" in types or ("integer" in types and plain.lstrip("-").isdecimal())):
         return plain
-    if types & {"object", "array"}:
-        found = as_json(plain)
-        if found is not None and ("object" if found[0] == "{" else "array" if found[0] == "[" else "") in types:
-            return found
+    if ("object" if found.startswith("{") else "array" if found.startswith("[") else "") in types:
+        return found
     return f'"{quoted(text)}"'

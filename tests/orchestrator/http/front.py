@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2 as httpx
+import openai
 
 from orchestrator import server
-from orchestrator.options import UNLIMITED, HttpAccess, OrchestratorOptions, OutputLengths
+from orchestrator.options import UNLIMITED, OrchestratorOptions, OutputLengths
 from orchestrator.tenants import Access
-from specwire.options import SSE_KEEP_ALIVE_S
-from specwire.rpc.tls import ServerTls
 from tests.orchestrator.stack import Stack, stack
 from tests.wait import asked_blocking
 
@@ -27,7 +26,7 @@ LIMIT_S = 120.0
 # What messages say, and that the model is to answer: enough to tell a template from none.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }} {% endfor %}"
 MODEL = "scripted:7"
-EVERYBODY, ANYTHING = Access(), HttpAccess()
+EVERYBODY = Access()
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -134,31 +133,19 @@ async def _enter(target: str, *drafts: str, context: int | None) -> tuple[Stack,
     return parts, entered
 
 
+def client_of(door: Front, key: str = "any") -> openai.OpenAI:
+    """The official client, which repeats nothing."""
+    return openai.OpenAI(base_url=f"{door.url}/v1", api_key=key, timeout=LIMIT_S, max_retries=0)
+
+
 @contextmanager
 def another(
-    known: Front,
-    access: Access = EVERYBODY,
-    tls: ServerTls | None = None,
-    verify: Any = True,
-    chat_template: str = TEMPLATE,
-    tool_format: str = "",
-    sse_keep_alive: float = SSE_KEEP_ALIVE_S,
-    http_access: HttpAccess = ANYTHING,
-    lengths: OutputLengths = UNLIMITED,
+    known: Front, access: Access = EVERYBODY, verify: Any = True, lengths: OutputLengths = UNLIMITED, **more: Any
 ) -> Iterator[Front]:
-    """A second orchestrator before the same verifier."""
-    options = OrchestratorOptions(
-        (known.parts.verifier.address,),
-        http="127.0.0.1:0",
-        access=access,
-        tls=tls,
-        chat_template=chat_template,
-        tool_format=tool_format,
-        sse_keep_alive=sse_keep_alive,
-        http_access=http_access,
-        max_tokens_default=lengths.default,
-        max_tokens_limit=lengths.limit,
-    )
+    """A second orchestrator before the same verifier. more: of its options."""
+    more = {"max_tokens_default": lengths.default, "max_tokens_limit": lengths.limit, **more}
+    more = {"http": "127.0.0.1:0", "chat_template": TEMPLATE, "access": access, **more}
+    options = OrchestratorOptions((known.parts.verifier.address,), **more)
     serving = known.loop.run(server.start(options))
     try:
         assert serving.http is not None

@@ -14,7 +14,7 @@ from orchestrator.chat.fields import Fields
 from orchestrator.http.openai.requests import take_form
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, Front, front
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, client_of, front
 from tests.orchestrator.tiny import tiny
 
 SCHEMA: dict[str, Any] = {
@@ -98,7 +98,7 @@ def tiny_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 
 def test_the_official_client_gets_what_it_asks_for(tiny_door: Front) -> None:
-    with openai.OpenAI(base_url=f"{tiny_door.url}/v1", api_key="any", timeout=LIMIT_S) as client:
+    with client_of(tiny_door) as client:
         model = client.models.list().data[0].id
         done = client.chat.completions.create(
             model=model, messages=TALK, response_format=FORMAT, max_completion_tokens=200, n=2, seed=4

@@ -1,14 +1,15 @@
-"""The HTTP front door end to end: over the same sessions as gRPC, so with the same texts."""
+"""The HTTP front door end to end: over the same sessions as gRPC, so with the same texts; by the official client."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+import openai
 import pytest
 
 from specwire.client import Client, SpecwireError
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another, text_of
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another, client_of, text_of
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 from tests.wait import asked_blocking
 
@@ -389,3 +390,80 @@ def test_every_answer_says_whether_its_rule_is_lossy(door: Front, rule: str, los
         for choice in (*whole, *firsts.values()):
             assert (choice["specwire"]["rule"], choice["specwire"]["lossy"]) == (rule, lossy)
         assert len(whole) == len(firsts) == 2
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The official client, unmodified: blocking, asyncio, streams, errors.
+
+GREEDY = {"ignore_eos": True}
+WHOLE = " ".join(map(str, plain(TARGET, PROMPT, 20)))
+
+
+def test_blocking(door: Front) -> None:
+    with client_of(door) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).object == "model"
+        done = client.completions.create(model=MODEL, prompt=WORDS, max_tokens=20, temperature=0, extra_body=GREEDY)
+        assert done.choices[0].text == WHOLE
+        assert done.choices[0].finish_reason == "length"
+        chat = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": WORDS}],
+            max_completion_tokens=20,
+            temperature=0,
+            n=2,
+            logprobs=True,
+            top_logprobs=2,
+            prediction={"type": "content", "content": WHOLE},
+            extra_body=GREEDY,
+        )
+    assert [choice.message.content for choice in chat.choices] == [WHOLE, WHOLE]
+    assert chat.choices[0].logprobs is not None
+    assert chat.choices[0].logprobs.content is not None
+    assert [entry.token for entry in chat.choices[0].logprobs.content] == WHOLE.split()
+    assert chat.usage is not None
+    assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (3, 40)
+    assert chat.system_fingerprint == done.system_fingerprint == door.fingerprint
+    assert chat.usage.completion_tokens_details is not None
+    assert (chat.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
+
+
+def test_blocking_streams(door: Front) -> None:
+    with client_of(door) as client:
+        texts, usage = [], None
+        for chunk in client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": WORDS}],
+            max_tokens=20,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=GREEDY,
+        ):
+            usage = chunk.usage or usage
+            assert chunk.system_fingerprint == door.fingerprint
+            texts += [choice.delta.content or "" for choice in chunk.choices]
+        assert ("".join(texts), usage and usage.completion_tokens) == (WHOLE, 20)
+        wish = {**GREEDY, "stop": f" {WHOLE.split()[9]}"}
+        with client.chat.completions.stream(
+            model=MODEL, messages=[{"role": "user", "content": WORDS}], max_tokens=20, temperature=0, extra_body=wish
+        ) as stream:
+            gathered = stream.get_final_completion().choices[0]
+        assert (gathered.message.content, gathered.finish_reason) == (" ".join(WHOLE.split()[:9]), "stop")
+
+
+def test_its_errors(door: Front) -> None:
+    with client_of(door) as client:
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.completions.create(model="gpt-9", prompt=WORDS)
+        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.BadRequestError) as wrong:
+            client.completions.create(model=MODEL, prompt=WORDS, top_p=2.0)
+        assert wrong.value.param == "top_p"
+        with pytest.raises(openai.APIError) as late:
+            list(
+                client.completions.create(
+                    model=MODEL, prompt=WORDS, max_tokens=4000, stream=True, extra_body={**GREEDY, "timeout": 0.3}
+                )
+            )
+        assert late.value.code == "deadline_exceeded"

@@ -1,18 +1,35 @@
-"""Tools through the official client: forced calls by grammar, and texts of every format by models that write them."""
+"""Tools and thoughts over both doors: calls forced by grammar, texts of every format, answers as they come."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import grpc
 import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel
 
+from orchestrator.admission import MOST_JSON_BYTES
+from orchestrator.api.requests import digest_of
+from orchestrator.chat.models import AnswerForm, call_id
+from orchestrator.chat.talk import talk_of
+from specwire.client import Chat, Chunk, Client, Completion, Finished, SpecwireError, Started
+from specwire.client.events import Event, PartialCompletion
+from specwire.client.requests import generate_request
+from specwire.core.invalid import MOST_PARTS, InvalidParameter
+from specwire.core.messages import FinishReason
+from specwire.core.text import extend_hash
 from specwire.text.tool_calls.formats import FORMATS
-from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, front
-from tests.orchestrator.tiny import tiny
+from specwire.text.tool_calls.readers import ToolFunction
+from specwire.v1 import generation_pb2 as pb
+from specwire.v1 import generation_pb2_grpc
+from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, client_of, front
+from tests.orchestrator.tiny import tiny, writer
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -46,18 +63,21 @@ def tiny_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         yield running
 
 
-def client_of(door: Front) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{door.url}/v1", api_key="any", timeout=LIMIT_S, max_retries=0)
+@contextmanager
+def called(known: Front, template: str = HERMES, form: str = "") -> Iterator[tuple[Front, Client]]:
+    """An orchestrator with both doors, and a client of gRPC's."""
+    with (
+        another(known, chat_template=template, tool_format=form) as door,
+        Client(door.serving.address, patience=0.0) as client,
+    ):
+        yield door, client
 
 
-def checked(call: Any) -> None:
-    assert call.type == "function"
-    assert call.id.startswith("call_")
-    arguments = json.loads(call.function.arguments)
-    if call.function.name == "weather":
-        jsonschema.validate(arguments, WEATHER)
+def checked(name: str, arguments: str) -> None:
+    if name == "weather":
+        jsonschema.validate(json.loads(arguments), WEATHER)
     else:
-        assert (call.function.name, arguments) == ("now", {})
+        assert (name, json.loads(arguments)) == ("now", {})
 
 
 @pytest.mark.parametrize("form", NAMES)
@@ -70,9 +90,8 @@ def test_forced_calls_in_every_format(tiny_door: Front, form: str) -> None:
         for choice in done.choices:
             assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
             (call,) = choice.message.tool_calls or []
-            assert call.type == "function"
-            assert call.function.name == "weather"
-            checked(call)
+            assert (call.type, call.function.name, call.id[:5]) == ("function", "weather", "call_")
+            checked(call.function.name, call.function.arguments)
         with client.chat.completions.stream(**common, tool_choice=named) as stream:
             gathered = stream.get_final_completion().choices[0]
         (told,) = gathered.message.tool_calls or []
@@ -80,20 +99,7 @@ def test_forced_calls_in_every_format(tiny_door: Front, form: str) -> None:
         assert told.function.arguments == (done.choices[0].message.tool_calls or [])[0].function.arguments
         some = client.chat.completions.create(**common, tool_choice="required", parallel_tool_calls=False)
         (call,) = some.choices[0].message.tool_calls or []
-        checked(call)
-
-
-def test_whoever_drafts_the_calls_are_the_same(tiny_door: Front) -> None:
-    with another(tiny_door, chat_template=HERMES) as door:
-        asked: dict[str, Any] = {"messages": TALK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 120}
-        for more in ({"temperature": 0}, {"seed": 3}, {"seed": 4}):
-            plain = door.done(CHAT, **asked, **more, drafting="off")["choices"][0]["message"]
-            ngram = door.done(CHAT, **asked, **more, drafting="ngram")["choices"][0]["message"]
-            drafted = door.done(CHAT, **asked, **more)["choices"][0]["message"]
-            for message in (plain, ngram, drafted):
-                for call in message.get("tool_calls", ()):
-                    del call["id"]
-            assert plain == ngram == drafted
+        checked(call.function.name, call.function.arguments)
 
 
 # What a model that knows each format writes; a constraint with one choice has the tiny one write it.
@@ -127,22 +133,39 @@ def test_what_a_model_writes_is_told_as_calls(tiny_door: Front, form: str) -> No
             assert [call.function.name for call in calls] == ["weather", "now"]
             assert [call.function.arguments for call in calls] == ['{"city": "Köln", "unit": "C"}', "{}"]
             assert len({call.id for call in calls}) == 2
+        with Client(door.serving.address, patience=0.0) as grpcs:
+            told = grpcs.chat(TALK, tools=TOOLS, choices=[text], max_tokens=300)
+        assert (told.text, told.content) == (text, done.choices[0].message.content or "")
+        assert [(each.name, each.arguments) for each in told.tool_calls] == [
+            (each.function.name, each.function.arguments) for each in done.choices[0].message.tool_calls or []
+        ]
 
 
 def test_what_is_no_call_is_content(tiny_door: Front) -> None:
-    with another(tiny_door, chat_template=HERMES) as door, client_of(door) as client:
-        model = client.models.list().data[0].id
-        for text in (BROKEN, WRITTEN["hermes"].replace("weather", "other", 1).replace("now", "other")):
-            choice = client.chat.completions.create(model=model, tools=TOOLS, **writing(text)).choices[0]
-            assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", text, None)
+    """Over both doors."""
+    whole = WRITTEN["hermes"]
+    texts: list[tuple[str, dict[str, Any], int, str]] = [
+        (BROKEN, {}, 300, "stop"),
+        (whole.replace("weather", "other", 1).replace("now", "other"), {}, 300, "stop"),
+        (whole, {"tool_choice": "none"}, 300, "stop"),
+        (whole, {}, 12, "length"),
+    ]
+    with called(tiny_door) as (door, client):
+        for text, more, most, reason in texts:
+            asked: dict[str, Any] = {"messages": TALK, "tools": TOOLS, "guided_choice": [text], "max_tokens": most}
+            choice = door.done(CHAT, **asked, **more)["choices"][0]
+            told = client.chat(TALK, tools=TOOLS, choices=[text], max_tokens=most, **more)
+            assert (choice["finish_reason"], choice["message"]["content"]) == (reason, told.text)
+            assert (told.content, told.tool_calls) == (told.text, ())
+            assert "tool_calls" not in choice["message"]
+            assert text.startswith(told.text)
         events = door.events(CHAT, tools=TOOLS, messages=TALK, guided_choice=[BROKEN], max_tokens=300)
         assert events[-1]["choices"][0]["finish_reason"] == "stop"
-        off = client.chat.completions.create(model=model, tools=TOOLS, tool_choice="none", **writing(WRITTEN["hermes"]))
-        assert (off.choices[0].finish_reason, off.choices[0].message.content) == ("stop", WRITTEN["hermes"])
-        cut = client.chat.completions.create(
-            model=model, tools=TOOLS, **{**writing(WRITTEN["hermes"]), "max_completion_tokens": 12}
-        )
-        assert (cut.choices[0].finish_reason, cut.choices[0].message.tool_calls) == ("length", None)
+        over_grpc = list(client.generate(Chat(TALK, TOOLS), choices=[BROKEN], max_tokens=300))
+        deltas = [event.delta for event in over_grpc if isinstance(event, Chunk | Finished) and event.delta]
+        assert {call.whole for delta in deltas for call in delta.tool_calls} == {None, False}
+        plain = client.complete("How warm is it?", max_tokens=3)
+        assert (plain.content, plain.tool_calls) == ("", ())
 
 
 def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -292,3 +315,319 @@ def test_a_reader_that_comes_back_hears_all_of_it_again(tiny_door: Front) -> Non
     assert "\nid: " not in stream.text
     assert not stream.text.startswith("id: ")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Chats over gRPC: the answer that HTTP gives, as it comes, told again from anywhere; what is wrong, by field.
+
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+def checked_completion(done: Completion) -> None:
+    assert (done.content, done.reasoning) == ("", "")
+    assert done.tool_calls
+    for index, call in enumerate(done.tool_calls):
+        assert call.id == call_id(done.session_id, index)
+        checked(call.name, call.arguments)
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_forced_calls_whoever_drafts(tiny_door: Front, form: str) -> None:
+    with called(tiny_door, form=form) as (_, client):
+        for choice in ("required", NAMED):
+            asked: Any = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+            asked |= {"max_tokens": 300, "temperature": 0.8, "seed": 5}
+            plain = client.chat(TALK, **asked, drafting=False)
+            drafted = client.chat(TALK, **asked)
+            checked_completion(plain)
+            assert plain.text == drafted.text
+            assert [each.arguments for each in plain.tool_calls] == [each.arguments for each in drafted.tool_calls]
+
+
+def gathered(events: list[Event]) -> Completion:
+    whole = PartialCompletion()
+    for event in events:
+        whole.add(event)
+    return whole.completion()
+
+
+def test_an_answer_comes_in_deltas_and_goes_on_from_wherever_its_reader_left(tiny_door: Front) -> None:
+    text = f"<think>\nHm.\n</think>\n\n{WRITTEN['hermes']}"
+    with called(tiny_door, HERMES + "{# <think> </think> #}") as (_, client):
+        events = list(client.generate(Chat(TALK, TOOLS), choices=[text], max_tokens=300))
+        whole, started = gathered(events), events[0]
+        assert isinstance(started, Started)
+        assert (whole.reasoning, whole.content) == ("Hm.", "Well.")
+        assert [(each.name, json.loads(each.arguments)) for each in whole.tool_calls] == CALLS
+        assert started.prompt_hash is not None
+        position, known = started.prompt_tokens, started.prompt_hash
+        for count in range(1, len(events)):
+            rest = list(client.watch(started.session_id, position, prefix_hash=known))
+            assert answer_of(gathered([*events[:count], *rest[1:]])) == answer_of(whole)
+            heard = events[count]
+            if isinstance(heard, Chunk):
+                position += len(heard.tokens)
+                for token in heard.tokens:
+                    known = extend_hash(known, token)
+
+
+def answer_of(done: Completion) -> tuple[object, ...]:
+    return done.text, done.content, done.reasoning, done.tool_calls, done.finish_reason
+
+
+def test_over_grpc_the_talk_goes_on_with_calls_and_results(tiny_door: Front) -> None:
+    with called(tiny_door) as (_, client):
+        first = client.chat(TALK, tools=TOOLS, choices=[WRITTEN["hermes"]], max_tokens=300)
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "23"} for call in first.tool_calls]
+        broken = {"id": "b", "type": "function", "function": {"name": "now", "arguments": '{"a": '}}
+        cut = {"role": "assistant", "content": None, "tool_calls": [broken]}
+        results.append({"role": "tool", "tool_call_id": "b", "content": "no"})
+        talk = [*TALK, first.answer, cut, *results]
+        second = client.chat(talk, tools=TOOLS, max_tokens=3, echo=True)
+        assert second.prompt is not None
+        call = '<tool_call>{"name": "weather", "arguments": {"city": "Köln", "unit": "C"}}</tool_call>'
+        assert f"assistant: Well.{call}" in second.prompt.text
+        assert r'{"name": "now", "arguments": {"arguments": "{\"a\": "}}' in second.prompt.text
+        assert second.prompt.text.endswith("tool: 23tool: 23tool: noassistant: ")
+        last = [*TALK, {"role": "assistant", "content": "It is "}]
+        goes_on = client.complete(Chat(last, continue_final_message=True), max_tokens=3, echo=True)
+        assert goes_on.prompt is not None
+        assert goes_on.prompt.text.endswith("assistant: It is ")
+
+
+def test_the_template_is_told_more(tiny_door: Front) -> None:
+    template = "{{ mood }}{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+    message = {"role": "assistant", "name": "Ada", "reasoning_content": "Hm.", "content": "Hello"}
+    with called(tiny_door, template) as (_, client):
+        done = client.complete(Chat([message], template_values={"mood": "glad "}), max_tokens=1, echo=True)
+    assert done.prompt is not None
+    assert done.prompt.text == "glad AdaHm.Hello"
+
+
+def test_several_answers_to_one_chat(tiny_door: Front) -> None:
+    with called(tiny_door) as (door, client):
+        asked: Any = {"temperature": 0.9, "seed": 3, "max_tokens": 300}
+        chat = Chat(TALK, TOOLS, tool_choice="required", parallel_tool_calls=False)
+        many = client.complete_many(chat, 3, **asked)
+        request = generate_request(chat, **asked)
+        request.n = 3
+        told: dict[int, str] = {}
+        with grpc.insecure_channel(door.serving.address) as channel:
+            for each in generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=LIMIT_S):
+                part = each.chunk if each.HasField("chunk") else each.finished
+                for call in part.delta.tool_calls:
+                    told[each.choice] = told.get(each.choice, "") + call.name + call.arguments
+    for index, done in enumerate(many):
+        checked_completion(done)
+        assert told[index] == "".join(call.name + call.arguments for call in done.tool_calls)
+
+
+def test_a_request_id_stands_for_one_chat(tiny_door: Front) -> None:
+    with called(tiny_door) as (_, client):
+        asked: Any = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 100, "request_id": "once"}
+        first, again = client.chat(TALK, **asked), client.chat(TALK, **asked)
+        assert answer_of(first) == answer_of(again)
+        with pytest.raises(SpecwireError, match="ALREADY_EXISTS"):
+            client.chat(TALK, **{**asked, "tool_choice": "required"})
+    one, other = (generate_request(Chat(TALK, TOOLS, tool_choice=each)) for each in ("auto", "required"))
+    assert digest_of(one) != digest_of(other)
+
+
+def test_refusals_name_their_field(tiny_door: Front) -> None:
+    strict = [{"type": "function", "function": {**each["function"], "strict": True}} for each in TOOLS]
+    odd = {"type": "function", "function": {"name": "a", "parameters": {"properties": {"x": {"type": "frob"}}}}}
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (Chat([{"role": "frob", "content": "x"}]), {}, "messages: messages[0].role must be one of"),
+        (Chat(TALK, strict), {"json_schema": {"type": "object"}}, "json_schema: contradicts tools that a grammar"),
+        (Chat(TALK, [odd], tool_choice="required"), {}, "tools: "),
+        (Chat(TALK * 400), {}, "messages: "),
+    ]
+    with called(tiny_door) as (_, client), called(tiny_door, "") as (_, without):
+        for chat, options, message in wrong:
+            with pytest.raises(SpecwireError, match=f"INVALID_ARGUMENT.*{re.escape(message)}"):
+                client.complete(chat, **options)
+        with pytest.raises(SpecwireError, match="INVALID_ARGUMENT.*has no chat template"):
+            without.chat(TALK)
+
+
+USER = [pb.ChatMessage(role="user", content="x")]
+TOOL = [pb.ChatTool(name="f", parameters='{"type": "object"}')]
+
+
+def described(parameters: str) -> pb.Chat:
+    return pb.Chat(messages=USER, tools=[pb.ChatTool(name="f", parameters=parameters)])
+
+
+AUTO = pb.TOOL_CHOICE_AUTO
+MISTAKEN: list[tuple[pb.Chat, str]] = [
+    (pb.Chat(), "messages: must be a list of at least one message"),
+    (pb.Chat(messages=USER * 4097), "messages: at most 4096 are allowed, not 4097"),
+    (pb.Chat(messages=USER, tools=TOOL * 2), "tools: tools[1].name: 'f' stands there twice"),
+    (pb.Chat(messages=USER, tools=TOOL * 129), "tools: at most 128 are allowed, not 129"),
+    (described("[]"), "tools: tools[0].parameters must be a JSON"),
+    (described('{"a": NaN}'), "tools: tools[0].parameters must be"),
+    (described('{"a": [' + '"",' * MOST_PARTS + '""]}'), f"tools[0].parameters has more than {MOST_PARTS} strings"),
+    (described('{"a": "' + "x" * MOST_JSON_BYTES + '"}'), f"have more than {MOST_JSON_BYTES} bytes"),
+    (pb.Chat(messages=USER, template_values="5"), "template_values: must be a JSON object, not '5'"),
+    (pb.Chat(messages=USER, tool_name="g", tools=TOOL), "tool_name: 'g' is none of the tools"),
+    (pb.Chat(messages=USER, tool_name="f", tools=TOOL, tool_choice=AUTO), "tool_name: contradicts tool_choice"),
+]
+
+
+@pytest.mark.parametrize(("chat", "message"), MISTAKEN)
+def test_what_is_mistaken(chat: pb.Chat, message: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        talk_of(chat)
+    assert message in str(caught.value)
+
+
+def test_what_this_program_does_not_know_is_refused() -> None:
+    unknown = b"\xf8\x07\x01"  # a number in field 127
+    known = pb.Chat(messages=USER, tools=TOOL)
+    other_choice = pb.Chat.FromString(known.SerializeToString() + b"\x18\x09")
+    wrong = [pb.Chat.FromString(known.SerializeToString() + unknown), other_choice]
+    for part in (known.messages[0], known.tools[0]):
+        other = type(part).FromString(part.SerializeToString() + unknown)
+        wrong.append(
+            pb.Chat(messages=[other]) if isinstance(other, pb.ChatMessage) else pb.Chat(messages=USER, tools=[other])
+        )
+    for chat in wrong:
+        with pytest.raises(InvalidParameter, match="does not know|not a known value"):
+            talk_of(chat)
+
+
+def test_the_form_of_an_answer_is_kept_as_text() -> None:
+    form = AnswerForm("qwen3_coder", (ToolFunction("f", {"type": "object"}),), None)
+    assert AnswerForm.read(str(form)) == form
+    for text in ("", "{", "[]", "5", "{}", '{"form": "frob", "functions": [], "thinking": null}', '{"form": "json"}'):
+        assert AnswerForm.read(text) is None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A template that opens the model's thought: it is free, told apart, and the answer behind it has the form wanted.
+
+ASKED: Any = [{"role": "user", "content": "a thing, please"}]
+# Behind "<think>" the model thinks; behind a line feed it opens its thought itself.
+THOUGHT = " Hm, so"
+MODEL = (f"<think>{THOUGHT}</think>", "\n<think>")
+OPENED, OPENED_TWICE = HERMES + "<think>", HERMES + "<think>\n"
+
+
+class Thing(BaseModel, extra="forbid"):
+    colour: bool
+    count: int
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"type": "boolean"}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+FORMAT: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}
+
+
+def is_thing(text: str) -> bool:
+    return Thing.model_validate_json(text) is not None
+
+
+def is_object(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
+
+
+FORMS: dict[str, tuple[dict[str, Any], Callable[[str], object]]] = {
+    "response_format": ({"response_format": FORMAT}, is_thing),
+    "any object": ({"response_format": {"type": "json_object"}, "logit_bias": {"93": 40}}, is_object),
+    "json": ({"structured_outputs": {"json": SCHEMA}}, is_thing),
+    "regex": ({"structured_outputs": {"regex": "[ab]{2}/[0-9]"}}, re.compile("[ab]{2}/[0-9]").fullmatch),
+    "choice": ({"structured_outputs": {"choice": ["yes", 'no "one"']}}, ("yes", 'no "one"').__contains__),
+    "grammar": ({"guided_grammar": 'start: "(" /[ab]/ ")"'}, re.compile(r"\([ab]\)").fullmatch),
+}
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    with front(writer(tmp_path_factory.mktemp("writer"), *MODEL)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=[OPENED, OPENED_TWICE], ids=["opened", "opened twice"])
+def thinking(known: Front, request: pytest.FixtureRequest) -> Iterator[Front]:
+    with another(known, chat_template=request.param) as running:
+        yield running
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_begins_behind_the_thought(thinking: Front, form: str) -> None:
+    more, fits = FORMS[form]
+    asked: dict[str, Any] = {"messages": ASKED, "temperature": 0, "max_tokens": 100, **more}
+    choice = thinking.done(CHAT, **asked)["choices"][0]
+    message = choice["message"]
+    assert (choice["finish_reason"], message["reasoning_content"]) == ("stop", THOUGHT.strip())
+    assert fits(message["content"])
+    deltas = [event["choices"][0]["delta"] for event in thinking.events(CHAT, **asked) if event["choices"]]
+    for field in ("content", "reasoning_content"):
+        assert "".join(each.get(field) or "" for each in deltas) == message[field]
+
+
+def test_the_official_client_parses_it(thinking: Front) -> None:
+    with client_of(thinking) as client:
+        model = client.models.list().data[0].id
+        done = client.chat.completions.parse(
+            model=model, messages=ASKED, response_format=Thing, temperature=0, max_completion_tokens=100
+        )
+        assert isinstance(done.choices[0].message.parsed, Thing)
+        response = client.responses.parse(
+            model=model, input="a thing, please", text_format=Thing, temperature=0, max_output_tokens=100
+        )
+        again = client.responses.retrieve(response.id)
+    assert isinstance(response.output_parsed, Thing)
+    for each in (response, again):
+        assert [(item.type, item.status) for item in each.output] == [  # type: ignore[union-attr]
+            ("reasoning", "completed"),
+            ("message", "completed"),
+        ]
+        assert each.status == "completed"
+        assert is_thing(each.output_text)
+
+
+def test_over_grpc_likewise(thinking: Front) -> None:
+    with Client(thinking.serving.address, patience=0.0) as client:
+        for more in ({"json_schema": SCHEMA}, {"regex": "yes|no"}, {"choices": ["yes"]}, {"grammar": 'start: "yes"'}):
+            done = client.chat(ASKED, max_tokens=100, **more)
+            assert (done.finish_reason, done.reasoning) == (FinishReason.EOS, THOUGHT.strip())
+            assert is_thing(done.content) if "json_schema" in more else done.content in ("yes", "no")
+
+
+def test_forced_calls_likewise(thinking: Front) -> None:
+    asked: dict[str, Any] = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "max_tokens": 300}
+    choice = thinking.done(CHAT, temperature=0, parallel_tool_calls=False, **asked)["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["reasoning_content"]) == ("tool_calls", THOUGHT.strip())
+    with client_of(thinking) as client:
+        done = client.chat.completions.create(
+            model=client.models.list().data[0].id, temperature=0, parallel_tool_calls=False, **asked
+        )
+    (call,) = done.choices[0].message.tool_calls or []
+    checked(call.function.name, call.function.arguments)
+
+
+def test_a_thought_that_is_cut_is_no_answer(thinking: Front) -> None:
+    choice = thinking.done(CHAT, messages=ASKED, temperature=0, max_tokens=3, response_format=FORMAT)["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+
+
+def test_where_the_template_opens_none_the_form_is_all(known: Front) -> None:
+    """A user's message that looks like an opened thought opens none."""
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 100, "response_format": FORMAT}
+    for template in (HERMES, HERMES + "{# <think> #}", HERMES + "<think>\n\n</think>\n\n"):
+        with another(known, chat_template=template) as thinking:
+            choice = thinking.done(CHAT, messages=[{"role": "user", "content": "x<think>"}], **asked)["choices"][0]
+            assert choice["finish_reason"] == "stop"
+            assert is_thing(choice["message"]["content"])
+            assert "reasoning_content" not in choice["message"]
+
+
+def test_a_form_that_is_none_is_named_by_the_field(thinking: Front) -> None:
+    wrong = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "frob"}}}
+    refused = thinking.post(CHAT, messages=ASKED, response_format=wrong)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")

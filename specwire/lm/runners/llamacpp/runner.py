@@ -26,7 +26,7 @@ from specwire.core.model import Feed, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.kv_cache import Runner, Sizes
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
-from specwire.text import load_tokenizer
+from specwire.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,11 @@
-"""Calls as each family writes them: at every boundary, broken off anywhere, with values by schema, under grammars."""
+"""Calls in texts, as each family writes them: found alike however a text is cut, told as they come; else text."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
@@ -13,13 +15,294 @@ from hypothesis import strategies as st
 
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.text.constraint_process import Grammars
-from specwire.text.tool_calls.formats import FORMATS
+from specwire.text.tool_calls.formats import FORMATS, THOUGHT, ChatFamily
 from specwire.text.tool_calls.grammar import call_grammar
-from specwire.text.tool_calls.parser import CallBegun, CallDelta, OutputParser, gathered
+from specwire.text.tool_calls.parser import (
+    CallBegun,
+    CallDelta,
+    CallEnded,
+    ContentDelta,
+    OutputEvent,
+    OutputParser,
+    ParsedCall,
+    ParsedOutput,
+    ReasoningDelta,
+    gathered,
+)
 from specwire.text.tool_calls.readers import ToolFunction
-from specwire.text.tool_calls.values import SchemaTypes, as_json, typed
+from specwire.text.tool_calls.values import SchemaTypes, SpacedValue, typed
 from tests.text.tokenizers_for_tests import byte_level
-from tests.text.tool_calls.test_parser import PIECES, events_of, told
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "unit": {"$ref": "#/$defs/Unit"}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"enum": ["C", "F"]}},
+}
+FUNCTIONS = [ToolFunction("get_weather", SCHEMA, strict=True), ToolFunction("f", {"type": "object"})]
+FORMAT_NAMES = sorted(FORMATS)
+
+
+def events_of(
+    form: str | None,
+    pieces: list[str],
+    thinking: bool | None = None,
+    functions: Sequence[ToolFunction] = FUNCTIONS,
+) -> list[OutputEvent]:
+    parser = OutputParser(FORMATS[form] if form else None, functions, thinking)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return [*events, *parser.finish()]
+
+
+def parsed(form: str | None, text: str, thinking: bool | None = None) -> ParsedOutput:
+    return gathered(events_of(form, [text], thinking))
+
+
+def told(events: list[OutputEvent]) -> list[Any]:
+    """What a client that merges deltas has at the end: by kind, and calls by index."""
+    calls: dict[int, list[Any]] = {}
+    content = reasoning = ""
+    for event in events:
+        match event:
+            case ContentDelta():
+                content += event.text
+            case ReasoningDelta():
+                reasoning += event.text
+            case CallBegun():
+                assert event.index == len(calls)
+                calls[event.index] = [event.name, "", None]
+            case CallDelta():
+                assert event.arguments
+                calls[event.index][1] += event.arguments
+            case CallEnded():
+                calls[event.index][2] = event.whole
+    assert all(ended is not None for _, _, ended in calls.values())
+    return [reasoning, content, calls]
+
+
+WEATHER = '{"city": "Köln}", "days": [1, -2.5e3, true, null], "o": {"a\\"": "\\u00e9\\n"}}'
+WHOLE = [
+    ("hermes", f'Well.\n<tool_call>\n{{"name": "f", "arguments": {WEATHER}}}\n</tool_call>', "Well.", [("f", WEATHER)]),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {}, "name": "f"}</tool_call>\n<tool_call>\n{"name": "get_weather"}\n</tool_call>\n',
+        "",
+        [("f", "{}"), ("get_weather", "{}")],
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    ("hermes", '<<tool_call>{"name": "f"} <tool_call>{"name": "f"}</tool_call>.', "<.", [("f", "{}"), ("f", "{}")]),
+    ("llama3", f'{{"name": "f", "parameters": {WEATHER}}}', "", [("f", WEATHER)]),
+    ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "f"}', "", [("f", "{}"), ("f", "{}")]),
+    ("llama3", '\n{"type": "function", "name": "f", "parameters": {}}\n', "", [("f", "{}")]),
+    ("mistral", f'[TOOL_CALLS][{{"name": "f", "arguments": {WEATHER}, "id": "x9"}}]', "", [("f", WEATHER)]),
+    ("mistral", '[{"name": "f", "arguments": {}}, {"name": "get_weather"}]', "", [("f", "{}"), ("get_weather", "{}")]),
+    ("mistral", 'So: [TOOL_CALLS] [{"name": "f", "arguments": {}}]', "So:", [("f", "{}")]),
+    ("json", ' {"name": "f", "arguments": {"x": [[]]}} ', "", [("f", '{"x": [[]]}')]),
+    ("json", '[{"name": "f", "parameters": {}}, {"name": "f"}]', "", [("f", "{}"), ("f", "{}")]),
+]
+# Texts in which nothing is called.
+PLAIN = [
+    ("hermes", "Hello <tool_cal there"),
+    ("hermes", '<tool_call>{"name": "g", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "a"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 01}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\n"}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1}}}</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>\n[{"name": "f"}]</tool_call>  \n'),
+    ("hermes", '{"name": "f", "arguments": {}}'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": ' + '{"a": ' * 200),
+    ("llama3", 'Call {"name": "f", "parameters": {}}'),
+    ("llama3", '{"name": "Bob", "age": 5}'),
+    ("mistral", "[TOOL_CALL] [1, 2]"),
+    ("json", "[1, 2, 3]"),
+    ("json", '{"name": "f", "arguments": {"x": 1'),
+    ("json", "  \n"),
+    ("json", ""),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), WHOLE)
+def test_whole_calls(form: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert parsed(form, text) == ParsedOutput("", content, tuple(ParsedCall(*call) for call in calls))
+
+
+@pytest.mark.parametrize(("form", "text"), PLAIN)
+def test_what_is_no_call_is_text(form: str, text: str) -> None:
+    assert parsed(form, text) == ParsedOutput("", text, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "reasoning", "content"),
+    [
+        ("<think>\nWell. \n</think>\n\nYes.", False, "Well.", "Yes."),
+        ("Well. </thin </think> Yes.", True, "Well. </thin", "Yes."),
+        ("\n<think></think>Yes.", False, "", "Yes."),
+        ("<thin", False, "", "<thin"),
+        ("Yes <think>no</think>", False, "", "Yes <think>no</think>"),
+        ("Well. </thi", True, "Well. </thi", ""),
+        ("  a  b  ", True, "a  b", ""),
+    ],
+)
+def test_reasoning(text: str, inside: bool, reasoning: str, content: str) -> None:
+    for pieces in ([text], list(text)):
+        assert gathered(events_of(None, pieces, inside)) == ParsedOutput(reasoning, content, ())
+
+
+def test_reasoning_before_a_call() -> None:
+    text = '<think>I <tool_call> now.</think>\n<tool_call>{"name": "f"}</tool_call>'
+    assert parsed("hermes", text, False) == ParsedOutput("I <tool_call> now.", "", (ParsedCall("f", "{}"),))
+
+
+def test_a_call_is_told_while_it_comes() -> None:
+    parser = OutputParser(FORMATS["hermes"], FUNCTIONS, None)
+    assert parser.feed('<tool_call>{"name": "f') == []
+    assert parser.feed('", "arguments": {"a"') == [CallBegun(0, "f"), CallDelta(0, '{"a"')]
+    assert parser.feed(": 1}") == [CallDelta(0, ": 1}")]
+    (ended,) = parser.feed("}")
+    assert isinstance(ended, CallEnded)
+    assert ended.whole
+    assert parser.feed("</tool_call>") == parser.finish() == []
+
+
+# What texts are made of, so that examples are calls, nearly.
+PIECES = [mark for each in FORMATS.values() for mark in (each.opener, each.start, *each.closers, each.between)]
+PIECES += [
+    '{"name": "f", "arguments": ',
+    '{"name": "f"}',
+    '{"parameters": {}, "name": "get_weather"}',
+    WEATHER,
+    "}",
+    "]",
+]
+PIECES += ["<function=f>", "\n<parameter=city>\n", "Köln", "\n</parameter>", "</function>", "f(", "city=", "'a'", ")"]
+PIECES += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "functions.f:0", "<|tool_call_argument_begin|>"]
+PIECES += ['<｜DSML｜parameter name="city" string="true">', "</｜DSML｜parameter>", "</｜DSML｜invoke>", 'f">']
+PIECES += ["f{", "get_weather", "[ARGS]", "[CALL_ID]", "abcdefghi", "<｜tool▁sep｜>", "```json\n"]
+PIECES += ["[", ", ", "; ", "\n", " ", "<think>", "</think>", "<", "text", '"', "\\", "1", "{", ":", '"name"', "\ud800"]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+@settings(max_examples=800, deadline=None)
+@given(st.sampled_from(FORMAT_NAMES), TEXTS, st.sampled_from([None, False, True]), st.data())
+def test_how_a_text_is_cut_changes_nothing(form: str, text: str, thinking: bool | None, data: st.DataObject) -> None:
+    whole = events_of(form, [text], thinking)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
+    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    for cut in (pieces, list(text)):
+        found = events_of(form, cut, thinking)
+        assert told(found) == told(whole)
+        assert gathered(found) == gathered(whole)
+    for call in gathered(whole).calls:
+        assert call.name in ("f", "get_weather")
+        assert isinstance(json.loads(call.arguments), dict)
+    if thinking is None and not gathered(whole).calls:
+        assert gathered(whole).content == text
+
+
+def reference(text: str) -> ParsedOutput | None:
+    """Hermes' calls as a reader of the whole text finds them; None where one is malformed."""
+    calls, content = [], []
+    for index, part in enumerate(re.split(r"\s*<tool_call>(.*?)</tool_call>", text, flags=re.DOTALL)):
+        if index % 2 == 0:
+            content.append(part)
+            continue
+        found = json.loads(part)
+        calls.append(ParsedCall(found["name"], json.dumps(found["arguments"])))
+    kept = [part for index, part in enumerate(content) if index == 0 or part.strip()]
+    return ParsedOutput("", "".join(kept), tuple(calls))
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "Hm.", "So: 5 < 6."]), st.dictionaries(st.text(max_size=5), VALUES, max_size=3))
+    ).filter(lambda asked: "tool_call>" not in json.dumps(asked))  # of which the reference knows only one kind
+)
+def test_as_a_reader_of_the_whole_text_finds_them(asked: list[tuple[str, dict[str, Any]]]) -> None:
+    text = "".join(
+        f"{content}\n<tool_call>\n{json.dumps({'name': 'f', 'arguments': arguments})}\n</tool_call>"
+        for content, arguments in asked
+    )
+    assert parsed("hermes", text) == reference(text)
+
+
+def test_families_are_known_by_their_templates() -> None:
+    found = {
+        "{{ tools }} <tool_call> </think>": ("hermes", True, True),
+        "[TOOL_CALLS] [AVAILABLE_TOOLS]{{ tools | tojson }}": ("mistral", True, False),
+        "<|start_header_id|>{{ tools }}": ("llama3", True, False),
+        "<|header_start|>{{ tools }}": ("llama3", True, False),
+        "<|header_start|>{{ tools }} use [func_name1(a=b)]": ("pythonic", True, False),
+        "{{ tools }} <tool_call> <function=a> </think>": ("qwen3_coder", True, True),
+        "[TOOL_CALLS]{{ name }}[ARGS]{{ tools }}": ("mistral_args", True, False),
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function ```json": ("deepseek_v3", False, False),
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜> </think>": ("deepseek_v31", False, True),
+        "{{ tools }} <tool_call> <arg_key>k</arg_key>\n<arg_value> </think>": ("glm45", True, True),
+        "{{ tools }} <tool_call> <arg_key>k</arg_key><arg_value> </think>": ("glm47", True, True),
+        "{{ tools }} <｜DSML｜function_calls> </think>": ("deepseek_v32", True, True),
+        "{{ tools }} <｜DSML｜tool_calls>": ("deepseek_v4", True, False),
+        "{{ tools }} <|tool_calls_section_begin|><|tool_call_begin|>": ("kimi_k2", True, False),
+        "<|im_start|>": ("json", False, False),
+        "": ("json", False, False),
+    }
+    for template, known in found.items():
+        family = ChatFamily.of(template)
+        assert (family.format.name, family.tells, family.thinks) == known
+    assert ChatFamily.of("<tool_call>", "json").format.name == "json"
+
+
+RIGHT, WRONG = {"city": "Bonn", "unit": "C"}, {"city": "Bonn", "unit": "K"}
+
+
+@pytest.mark.parametrize("form", FORMAT_NAMES)
+@pytest.mark.parametrize("thinking", [False, True])
+def test_what_a_grammar_allows(form: str, thinking: bool) -> None:
+    tokenizer = byte_level()
+    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
+    known = FORMATS[form]
+    thought = "Hm <x>.</think>\n" if thinking else ""
+
+    def call(*calls: tuple[str, dict[str, Any]]) -> str:
+        return known.written(calls)
+
+    def allowed(forced: bool, several: bool, text: str) -> bool:
+        grammar = call_grammar(known, FUNCTIONS, forced, several, thinking)
+        ids = [*tokenizer.encode(thought + text).ids, 0]
+        constraint = Constraint(ConstraintKind.GRAMMAR, (grammar,), THOUGHT if thinking else "")
+        return grammars.begin(constraint).take(ids) == len(ids)
+
+    one, two = call(("get_weather", RIGHT)), call(("get_weather", RIGHT), ("f", {"x": [1]}))
+    for several in (False, True):
+        for forced in (False, True):
+            assert allowed(forced, several, one)
+            assert allowed(forced, several, two) is several
+            assert not allowed(forced, several, call(("get_weather", WRONG)))
+            if forced or known.name != "mistral_args":  # there it is text: nothing but its name makes it a call
+                assert not allowed(forced, several, call(("g", {})))
+            for text in ("", "Nice <weather>.", 'It is "C".'):
+                assert allowed(forced, several, text) is not forced
+        assert [each.name for each in parsed(form, two).calls] == ["get_weather", "f"]
+        if known.opener and known.leads:
+            assert not allowed(False, several, f"So {known.opener}")
+        if known.start:
+            assert not allowed(False, several, f"So {known.start}")
+        if known.named:
+            assert not allowed(False, several, 'get_weather{"city": 5}')
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Calls as each family writes them: at every boundary, broken off anywhere, with values by schema, under grammars.
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -37,7 +320,7 @@ PARAMETERS: dict[str, Any] = {
     },
     "$defs": {"Mode": {"enum": ["read", "write"]}},
 }
-FUNCTIONS = [
+WRITERS = [
     ToolFunction("write", PARAMETERS),
     ToolFunction("now", {"type": "object", "properties": {}}),
     ToolFunction("write.twice-a", PARAMETERS),
@@ -76,7 +359,7 @@ ARGUMENTS: dict[str, Any] = {"path": 'Kö"ln}', "tags": ["{", "[", "\\"], "optio
 AS_TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
 Calls = list[tuple[str, dict[str, Any]]]
 # Format, text, its content, its calls.
-WHOLE: list[tuple[str, str, str, Calls]] = [
+FAMILIES: list[tuple[str, str, str, Calls]] = [
     ("qwen3_coder", f"So.\n\n{LONG}", "So.", [("write", {"path": "a b.py", "text": CODE, "count": 3})]),
     (
         "qwen3_coder",
@@ -196,7 +479,7 @@ WHOLE: list[tuple[str, str, str, Calls]] = [
     ("kimi_k2", f"Hm {KIMI.format('functions.now:0', '{}')} Well.", "Hm Well.", [("now", {})]),
 ]
 # Texts in which nothing is called.
-PLAIN = [
+UNCALLED = [
     ("qwen3_coder", "a <function=other> b </function>"),
     ("qwen3_coder", "<tool_call>\n<function=other>\n</function>\n</tool_call>"),
     ("qwen3_coder", "<tool_call>\n<function=write>\nHm.\n</function>\n</tool_call>"),
@@ -243,32 +526,32 @@ PLAIN = [
 
 
 def parser_of(form: str) -> OutputParser:
-    return OutputParser(FORMATS[form], FUNCTIONS, None)
+    return OutputParser(FORMATS[form], WRITERS, None)
 
 
 def read(form: str, *pieces: str) -> tuple[str, Calls]:
-    found = gathered(events_of(form, list(pieces), None, FUNCTIONS))
+    found = gathered(events_of(form, list(pieces), None, WRITERS))
     return found.content, [(call.name, json.loads(call.arguments)) for call in found.calls]
 
 
-@pytest.mark.parametrize(("form", "text", "content", "calls"), WHOLE)
+@pytest.mark.parametrize(("form", "text", "content", "calls"), FAMILIES)
 def test_whole_calls_at_every_boundary(form: str, text: str, content: str, calls: Calls) -> None:
     assert read(form, text) == (content, calls)
     assert read(form, *text) == (content, calls)
-    whole = told(events_of(form, [text], None, FUNCTIONS))
+    whole = told(events_of(form, [text], None, WRITERS))
     for cut in range(1, len(text)):
-        assert told(events_of(form, [text[:cut], text[cut:]], None, FUNCTIONS)) == whole
+        assert told(events_of(form, [text[:cut], text[cut:]], None, WRITERS)) == whole
 
 
-@pytest.mark.parametrize(("form", "text", "content", "calls"), WHOLE)
+@pytest.mark.parametrize(("form", "text", "content", "calls"), FAMILIES)
 def test_a_text_that_stops_in_a_call_has_those_before_it(form: str, text: str, content: str, calls: Calls) -> None:
     for cut in range(len(text)):
         _, found = read(form, text[:cut])
         assert found == calls[: len(found)]
 
 
-@pytest.mark.parametrize(("form", "text"), PLAIN)
-def test_what_is_no_call_is_text(form: str, text: str) -> None:
+@pytest.mark.parametrize(("form", "text"), UNCALLED)
+def test_what_is_no_call_of_a_family_is_text(form: str, text: str) -> None:
     assert read(form, text) == read(form, *text) == (text, [])
 
 
@@ -362,16 +645,7 @@ def test_types_of_schemas_that_are_odd() -> None:
         "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "b": {"$ref": "#/$defs/b"}}
     }
     assert SchemaTypes(loop).of({"$ref": "#/$defs/a"}) == {"null"}
-    for schema in (
-        {"$ref": "#/$defs/b"},
-        {"$ref": "#/nowhere"},
-        {"$ref": "other.json"},
-        {"$ref": 5},
-        True,
-        None,
-        5,
-        {},
-    ):
+    for schema in (*({"$ref": name} for name in ("#/$defs/b", "#/nowhere", "other.json", 5)), True, None, 5, {}):
         assert SchemaTypes(loop).of(schema) == {"string"}
     wide: dict[str, Any] = {"$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}}
     assert SchemaTypes(wide).of({"$ref": "#/$defs/0"}) == {"string"}
@@ -380,43 +654,34 @@ def test_types_of_schemas_that_are_odd() -> None:
     assert SchemaTypes({}).of({"properties": {}}) == {"object"}
 
 
+def as_json(text: str) -> str:
+    value = SpacedValue()
+    for char in text:
+        value.take(char)
+    return value.as_json()
+
+
 def test_values_as_python_writes_them() -> None:
     for text, value in {
         "'a'": "a",
         '"\\x41\\u00e9\\U0001F642\\d\\/"': "Aé🙂\\d/",
         "[1, 2.5, -3,]": [1, 2.5, -3],
         "{'a': {\"b\": [None, True, False, null, true, false]}}": {"a": {"b": [None, True, False, None, True, False]}},
-        " [ ] ".strip(): [],
+        " [ ] ": [],
     }.items():
-        found = as_json(text)
-        assert found is not None
-        assert json.loads(found) == value
-    for text in (
-        "",
-        "a",
-        "'a",
-        "[1",
-        "[1}",
-        "{1: 2}",
-        "{'a'}",
-        "[,]",
-        "1 2",
-        "01",
-        "'a' 'b'",
-        "[" * 101,
-        "1" * 401,
-        "\\",
-    ):
-        assert as_json(text) is None
-    assert typed("\ud800", frozenset(["string"])) == '"\\ud800"'
+        assert json.loads(as_json(text)) == value
+    unended, wrong = ("", "'a", "[1", "\\"), ("a", "[1}", "{1: 2}", "{'a'}", "[,]", "1 2", "01", "'a' 'b'")
+    for text in (*unended, *wrong, "[" * 101, "1" * 401):
+        assert as_json(text) == ""
+    assert typed("\ud800", frozenset(["string"]), "") == '"\\ud800"'
 
 
 ALPHABET = st.characters(codec="utf-8")
-TEXTS = st.dictionaries(st.text(ALPHABET, max_size=6), st.text(ALPHABET, max_size=12), max_size=3)
+ARGUMENT_TEXTS = st.dictionaries(st.text(ALPHABET, max_size=6), st.text(ALPHABET, max_size=12), max_size=3)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(FORMATS)), st.lists(TEXTS, min_size=1, max_size=3))
+@given(st.sampled_from(sorted(FORMATS)), st.lists(ARGUMENT_TEXTS, min_size=1, max_size=3))
 def test_what_is_written_is_read(form: str, asked: list[dict[str, str]]) -> None:
     """Also where the family's own way does not bear the keys or values."""
     functions = [ToolFunction("f.g-1", {"type": "object"})]
@@ -424,42 +689,6 @@ def test_what_is_written_is_read(form: str, asked: list[dict[str, str]]) -> None
     found = gathered(events_of(form, [text], None, functions))
     assert found.content == ""
     assert [(call.name, json.loads(call.arguments)) for call in found.calls] == [("f.g-1", each) for each in asked]
-
-
-def test_any_text_at_all() -> None:
-    """Never an exception; arguments are JSON; without a whole call the text is the content."""
-    marks = [
-        *PIECES,
-        xml("write", path="a"),
-        V31.format("now", "{}"),
-        V3.format("now", "{}"),
-        KIMI.format("functions.now:0", "{}"),
-        glm("write", path="a"),
-        glm("now", ""),
-        dsml("write", path=(True, "a"), count=(False, "1")),
-        "write",
-        "now(",
-        "[now()]",
-    ]
-    marks += ["<function=write>", "<parameter=count>", "path='", "\\", "é", "🙂", "\x00", "\n", "5", "write{"]
-    marks += ["<arg_key>path</arg_key>", "<arg_value>", "</arg_value>", "functions.", ":0", '" string="false">']
-    draw = random.Random(7)
-    for number in range(6000):
-        form = draw.choice(sorted(FORMATS))
-        text = "".join(draw.choice(marks) for _ in range(draw.randrange(1, 14)))
-        if number % 3 == 0:
-            text = "".join(draw.choice(text) for _ in text)
-        pieces, at = [], 0
-        while at < len(text):
-            size = draw.choice((1, 1, 2, 3, 7, 30))
-            pieces.append(text[at : at + size])
-            at += size
-        found = gathered(events_of(form, pieces, None, FUNCTIONS))
-        assert found == gathered(events_of(form, [text], None, FUNCTIONS))
-        for call in found.calls:
-            assert isinstance(json.loads(call.arguments), dict)
-        if not found.calls:
-            assert found.content == text
 
 
 def test_what_is_held_back_is_bounded() -> None:

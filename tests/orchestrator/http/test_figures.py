@@ -1,27 +1,34 @@
-"""Log-probabilities of prompts over HTTP, against transformers' own, and as lm-evaluation-harness asks for them."""
+"""What is told beside a text: log-probabilities of prompts, and what speculation did."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_pair import TARGET as DEMO
 from orchestrator.api.scores import PromptScorer
+from orchestrator.http.openai.answers import by_source, metrics_of, total, usage_of
 from orchestrator.peers.peer import VerifierPeer
 from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS, Access
 from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import verify_pb2
-from tests.orchestrator.http.front import COMPLETIONS, Front, another, front
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
-from tests.wait import LIMIT_S, asked
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, another, front
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
+from tests.wait import LIMIT_S, asked, asked_blocking
 
-TEXT = "Once upon a time there was a little fox. It lived in a"
+# ----------------------------------------------------------------------------------------------------------------------
+# Log-probabilities of prompts, against transformers' own, and as lm-evaluation-harness asks for them.
+
+STORY = "Once upon a time there was a little fox. It lived in a"
 OTHER = "The sun was warm and the"
 TOP = 5
 
@@ -68,13 +75,13 @@ def check(told: dict[str, Any], ids: list[int], log_p: torch.Tensor, top: int) -
 
 def test_echo_equals_transformers(demo: Front, reference: tuple[Any, Any]) -> None:
     """A text and its tokens; with tokens generated behind it, and again where the prefix is kept already."""
-    ids = ids_of(reference, TEXT)
+    ids = ids_of(reference, STORY)
     log_p = expected(reference, ids)
     body = {"max_tokens": 4, "temperature": 0, "echo": True, "logprobs": TOP}
-    for prompt in (TEXT, ids, TEXT):
+    for prompt in (STORY, ids, STORY):
         choice = demo.done(COMPLETIONS, prompt=prompt, **body)["choices"][0]
         told = choice["logprobs"]
-        assert choice["text"].startswith(TEXT)
+        assert choice["text"].startswith(STORY)
         assert len(told["tokens"]) == len(ids) + 4
         assert "".join(told["tokens"]) == choice["text"]
         assert told["text_offset"] == [len("".join(told["tokens"][:index])) for index in range(len(told["tokens"]))]
@@ -82,22 +89,22 @@ def test_echo_equals_transformers(demo: Front, reference: tuple[Any, Any]) -> No
 
 
 def test_nothing_is_generated_where_max_tokens_is_0(demo: Front, reference: tuple[Any, Any]) -> None:
-    texts = [TEXT, OTHER]
+    texts = [STORY, OTHER]
     answer = demo.done(COMPLETIONS, prompt=texts, max_tokens=0, echo=True, logprobs=1, n=2)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
-    for choice, text in zip(answer["choices"], (TEXT, TEXT, OTHER, OTHER), strict=True):
+    for choice, text in zip(answer["choices"], (STORY, STORY, OTHER, OTHER), strict=True):
         ids = ids_of(reference, text)
         assert (choice["text"], choice["finish_reason"]) == (text, "length")
         assert len(choice["logprobs"]["tokens"]) == len(ids)
         check(choice["logprobs"], ids, expected(reference, ids), 1)
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (sum(len(ids_of(reference, t)) for t in texts), 0)
-    plain = demo.done(COMPLETIONS, prompt=TEXT, max_tokens=0)["choices"][0]
+    plain = demo.done(COMPLETIONS, prompt=STORY, max_tokens=0)["choices"][0]
     assert (plain["text"], plain["logprobs"]) == ("", None)
 
 
 def test_a_stream_brings_them_with_the_echo(demo: Front, reference: tuple[Any, Any]) -> None:
-    body: dict[str, Any] = {"prompt": TEXT, "temperature": 0, "echo": True, "logprobs": 2}
+    body: dict[str, Any] = {"prompt": STORY, "temperature": 0, "echo": True, "logprobs": 2}
     for tokens in (0, 3):
         whole = demo.done(COMPLETIONS, max_tokens=tokens, **body)["choices"][0]
         events = [event["choices"][0] for event in demo.events(COMPLETIONS, max_tokens=tokens, **body)]
@@ -109,7 +116,7 @@ def test_a_stream_brings_them_with_the_echo(demo: Front, reference: tuple[Any, A
 
 def test_vllms_form(demo: Front, reference: tuple[Any, Any]) -> None:
     """For each token the most probable ids and its own, by id, with rank and text."""
-    ids = ids_of(reference, TEXT)
+    ids = ids_of(reference, STORY)
     log_p = expected(reference, ids)
     for top in (0, 3):
         choice = demo.done(COMPLETIONS, prompt=ids, max_tokens=1, temperature=0, prompt_logprobs=top)["choices"][0]
@@ -134,7 +141,7 @@ def test_a_repeated_request_asks_for_the_same_scores(demo: Front, monkeypatch: p
         return await score(self, request)
 
     monkeypatch.setattr(VerifierPeer, "score", noted)
-    body = {"prompt": [TEXT, OTHER], "max_tokens": 0, "echo": True, "logprobs": 1}
+    body = {"prompt": [STORY, OTHER], "max_tokens": 0, "echo": True, "logprobs": 1}
     for more in ({"request_id": "one"}, {"request_id": "one"}, {"request_id": "two"}, {}):
         demo.done(COMPLETIONS, **body, **more)
     first, again, *others = zip(named[::2], named[1::2], strict=True)  # of its two prompts
@@ -161,7 +168,7 @@ async def opened(orchestrator: Orchestrator) -> bool:
 
 
 def test_limits_and_deadlines(demo: Front) -> None:
-    body = {"prompt": TEXT, "max_tokens": 0, "echo": True, "logprobs": 1}
+    body = {"prompt": STORY, "max_tokens": 0, "echo": True, "logprobs": 1}
     assert demo.post(COMPLETIONS, timeout=1e-6, **body).status_code == 504
     too_long = demo.post(COMPLETIONS, **{**body, "prompt": [5] * 5000})
     assert too_long.json()["error"]["code"] == "context_length_exceeded"
@@ -193,7 +200,7 @@ def name_of(door: Front) -> str:
 
 
 def test_the_harness_reads_what_transformers_says(demo: Front, reference: tuple[Any, Any]) -> None:
-    pairs = [(TEXT, " hole"), (TEXT, " big house"), (OTHER, " sky was blue.")]
+    pairs = [(STORY, " hole"), (STORY, " big house"), (OTHER, " sky was blue.")]
     whole = [(ids_of(reference, context), ids_of(reference, context + more)) for context, more in pairs]
     body = {**harness_request([ids for _, ids in whole]), "model": name_of(demo)}
     choices = sorted(demo.done(COMPLETIONS, **body)["choices"], key=lambda choice: choice["index"])
@@ -204,3 +211,142 @@ def test_the_harness_reads_what_transformers_says(demo: Front, reference: tuple[
         read, most_probable = harness_reading(choice, len(context))
         assert read == pytest.approx(total, abs=1e-3)
         assert most_probable is greedy
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What speculation did for a request, as others' tools read it, and which sources a request lets propose.
+
+TOKENS = 60
+ASKED: dict[str, Any] = {"prompt": list(PROMPT), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+SPOKEN: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": " ".join(map(str, PROMPT))}]}
+del SPOKEN["prompt"]
+WHOLE = " ".join(map(str, plain(TARGET, PROMPT, TOKENS)))
+KINDS = {"drafters", "ngram", "heads", "prediction"}
+
+
+def drafted(door: Front, **more: Any) -> dict[str, Any]:
+    """An answer in which draft tokens of windows were accepted; its text is that of plain decoding in any case."""
+
+    def ask() -> dict[str, Any]:
+        answer = door.done(COMPLETIONS, **ASKED, **more)
+        assert answer["choices"][0]["text"] == WHOLE
+        return answer
+
+    return asked_blocking(ask, lambda told: told["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0)
+
+
+def aiperf_takes(told: dict[str, Any]) -> bool:
+    """Its checks of a request's figures, of which it drops all where one fails (its SpecDecodeAcceptanceRecord)."""
+    histogram, floats = told["acceptance_histogram"], (told["mean_acceptance_length"], told["draft_acceptance_rate"])
+    return (
+        all(isinstance(each, float) for each in floats)
+        and len(histogram) == told["num_spec_tokens"] + 1
+        and sum(histogram) == told["num_spec_steps"]
+        and sum(place * count for place, count in enumerate(histogram)) == told["num_accepted_draft_tokens"]
+        and told["num_accepted_draft_tokens"] <= told["num_draft_tokens"]
+    )
+
+
+def test_usage_and_metrics_say_the_same(door: Front) -> None:
+    body = door.done(COMPLETIONS, **ASKED)
+    told, stats = body["usage"]["speculative_decoding"], body["choices"][0]["specwire"]["stats"]
+    details, metrics = body["usage"]["completion_tokens_details"], body["metrics"]["speculative_decoding"]
+    for name in ("proposed", "tested", "accepted"):
+        assert told[name] == stats[name]
+        assert told[name] == sum(source[name] for source in told["sources"].values())
+    assert set(told["sources"]) == KINDS
+    assert told["target_forwards"] == stats["target_forwards"]
+    assert details["accepted_prediction_tokens"] == told["accepted"] >= metrics["num_accepted_draft_tokens"]
+    assert details["rejected_prediction_tokens"] == told["proposed"] - told["accepted"]
+    assert aiperf_takes(metrics)
+    # What is not in windows came during a forward, and was judged at once.
+    late = told["tested"] - sum(stats["tested_at"])
+    assert metrics["num_draft_tokens"] == told["proposed"] - late
+
+
+@pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, ASKED), (CHAT, SPOKEN)])
+def test_a_stream_says_it_with_its_usage(door: Front, path: str, asked: dict[str, Any]) -> None:
+    *_, last = door.events(path, stream_options={"include_usage": True}, **asked)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == TOKENS
+    told = last["usage"]["speculative_decoding"]
+    assert aiperf_takes(last["metrics"]["speculative_decoding"])
+    assert last["metrics"]["speculative_decoding"]["num_draft_tokens"] <= told["proposed"]
+
+
+def test_a_request_chooses_its_sources(door: Front) -> None:
+    """The text is the same whoever proposes."""
+    prediction = {"type": "content", "content": WHOLE}
+    for name, kind in (("drafters", "drafters"), ("ngram", "prediction")):
+        answer = drafted(door, specwire={"sources": [name]}, prediction=prediction)
+        sources = answer["usage"]["speculative_decoding"]["sources"]
+        assert {each for each, counts in sources.items() if counts["proposed"]} == {kind}
+    off = door.done(COMPLETIONS, specwire={"sources": []}, **ASKED)
+    assert off["usage"]["speculative_decoding"]["proposed"] == 0
+    assert off["metrics"]["speculative_decoding"]["acceptance_histogram"] == [0]
+    assert aiperf_takes(off["metrics"]["speculative_decoding"])
+    assert off["choices"][0]["text"] == WHOLE
+    assert door.done(COMPLETIONS, specwire={}, **ASKED)["choices"][0]["text"] == WHOLE
+
+
+def benchmark_reading(page: str) -> dict[str, int]:
+    """As vLLM's `bench serve` reads /metrics: lines by parts of their names, the last word as the value."""
+    read = {"drafts": 0, "draft_tokens": 0, "accepted": 0}
+    for line in filter(lambda line: line.startswith("vllm:spec_decode"), page.splitlines()):
+        value = int(float(line.split()[-1]))
+        if "num_drafts" in line:
+            read["drafts"] += value
+        elif "num_draft_tokens" in line:
+            read["draft_tokens"] += value
+        elif "num_accepted_tokens_per_pos" in line:
+            place = re.search(r'position="(\d+)"', line)
+            assert place is not None
+            read[f"at {place.group(1)}"] = read.get(f"at {place.group(1)}", 0) + value
+        elif "num_accepted_tokens" in line:
+            read["accepted"] += value
+    return read
+
+
+def test_vllms_benchmark_reads_its_counters(door: Front) -> None:
+    """They rise by what the requests between two readings say, and equal ours."""
+    before = benchmark_reading(door.client.get("/metrics").text)
+    told = drafted(door)["metrics"]["speculative_decoding"]
+    page = door.client.get("/metrics").text
+    after = benchmark_reading(page)
+    assert after["accepted"] - before["accepted"] >= told["num_accepted_draft_tokens"] > 0
+    assert after["draft_tokens"] - before["draft_tokens"] >= told["num_draft_tokens"]
+    assert after["drafts"] > before["drafts"]
+    assert after["at 0"] > before.get("at 0", 0)
+    ours = re.findall(r"^specwire:spec_decode_num_accepted_tokens_total\{.*\} (\S+)$", page, re.MULTILINE)
+    assert sum(map(float, ours)) >= after["accepted"]
+
+
+counts = st.integers(0, 1000)
+
+
+@given(st.lists(st.tuples(counts, counts, counts, counts, counts), min_size=1, max_size=4))
+def test_sums_hold_for_any_figures(rows: list[tuple[int, int, int, int, int]]) -> None:
+    """The sources' counts add up to all, and a histogram to its windows."""
+    stats = []
+    for first, second, third, more, late in rows:
+        # In windows of two: so many were tested first, of these so many accepted. Late: right, but in none.
+        tested, accepted = first + second + third, second + third
+        stats.append(
+            pb.Stats(
+                proposed=2 * tested + more + late,
+                tested=tested + accepted + late,
+                accepted=accepted + third + late,
+                accepted_ngram=third,
+                tested_ngram=third,
+                proposed_ngram=third,
+                tested_at=[tested, accepted] if accepted else [tested],
+                accepted_at=[accepted, third] if accepted else [0],
+            )
+        )
+    whole, sources = total(stats), by_source(stats)
+    assert [sum(each[index] for each in sources.values()) for index in range(3)] == list(whole)
+    told = metrics_of(stats)["speculative_decoding"]
+    assert aiperf_takes(told)
+    assert told["num_spec_steps"] == sum(sum(row[:3]) for row in rows)
+    accepted = told["num_accepted_draft_tokens"] + sum(late for *_, late in rows)
+    assert usage_of(stats, 1, predicted=False)["completion_tokens_details"]["accepted_prediction_tokens"] == accepted

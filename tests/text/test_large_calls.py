@@ -1,4 +1,4 @@
-"""Large texts and schemas: what is walked grows as they do, and no faster, in every format."""
+"""Large texts and schemas of calls: what is walked grows as they do, and no faster, in every format."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 from specwire.text.tool_calls.formats import FORMATS, THOUGHT
 from specwire.text.tool_calls.grammar import MOST_REPEATED, call_grammar
 from specwire.text.tool_calls.parser import OutputParser, gathered
-from specwire.text.tool_calls.readers import ToolFunction
+from specwire.text.tool_calls.readers import MOST_HELD, ToolFunction
 from specwire.text.tool_calls.values import SchemaTypes
-from specwire.text.tool_calls.xml import MOST_HELD
 
 SIZE, TIMES = 60, 8
 # A call of Python's for each of them.
