@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 
-from specwire.client.errors import invalid
+from specwire.client.events import invalid
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import SEED_BITS, seed_of
 from specwire.v1 import common_pb2, generation_pb2

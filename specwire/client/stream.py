@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from specwire.client.errors import SpecwireError
 from specwire.client.events import (
     ChatDelta,
     Chunk,
@@ -22,6 +21,7 @@ from specwire.client.events import (
     PromptEcho,
     SamplingInForce,
     SessionState,
+    SpecwireError,
     Started,
     Stats,
     Step,

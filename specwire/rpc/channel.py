@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -145,6 +145,7 @@ class Backoff:
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 C = TypeVar("C", grpc.Channel, grpc.aio.Channel)
+T = TypeVar("T")
 
 
 def open_channel(
@@ -181,6 +182,16 @@ def open_blocking_channel(
     if tls is None:
         return _showing(grpc.insecure_channel(address, options=options), token)
     return _showing(grpc.secure_channel(address, tls.credentials(), options=options), token)
+
+
+def immediate(answer: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        answer.send(None)
+    except StopIteration as done:
+        returned: T = done.value
+        return returned
+    raise RuntimeError("it waits")
 
 
 def check_token_is_safe(address: str, tls: ClientTls | None, token: Token | str) -> None:

@@ -6,15 +6,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.channel import Backoff, distrust, open_peer_channel, unreachable
+from specwire.rpc.channel import Backoff, distrust, immediate, open_peer_channel, unreachable
 from specwire.rpc.decoding import SMALL_BYTES, portions
 from specwire.rpc.errors import ReadableStream, readable
 from specwire.rpc.keys import Token
@@ -191,7 +191,6 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Heard = TypeVar("Heard", contravariant=True)
 Told = TypeVar("Told", contravariant=True)
-Known = TypeVar("Known")
 
 # Opens a channel to a peer in this process.
 LocalPeer = Callable[[], grpc.aio.Channel]
@@ -478,17 +477,7 @@ class _FirstStatus:
 
     def _note(self, call: grpc.aio.Call) -> None:
         if not self.told:
-            self.told = f"{_known(call.code()).name}: {_known(call.details())}"
-
-
-def _known(answer: Coroutine[Any, Any, Known]) -> Known:
-    """What a coroutine returns that has nothing to wait for any more."""
-    try:
-        answer.send(None)
-    except StopIteration as done:
-        known: Known = done.value
-        return known
-    raise RuntimeError("it waits")
+            self.told = f"{immediate(call.code()).name}: {immediate(call.details())}"
 
 
 def describe(error: BaseException) -> str:

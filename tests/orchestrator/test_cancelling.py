@@ -13,8 +13,7 @@ from orchestrator.ownership.ownership import KEPT_S, Cancellations
 from orchestrator.session.output import Output
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
-from specwire.client import AsyncClient, Chunk, Started
-from specwire.client.errors import SpecwireError
+from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, EmitEnd, End, FinishReason, Outcome
 from specwire.core.text import Stopping
