@@ -15,7 +15,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Rule
 from specwire.core.messages import parse_plan
 from specwire.options import NO_HTTP, RETENTION_S, SSE_KEEP_ALIVE_S, VERIFIER_WAIT_S
-from specwire.redis.urls import MEMORY
+from specwire.redis import MEMORY
 from specwire.registry.options import NO_CLOUD, NOWHERE, CloudOptions, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe, host_of, is_loopback
 from specwire.rpc.keys import Token

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import NoScriptError, RedisError
 
 from orchestrator.store.base import StoreUnavailable, UnfitStore, no_answer, unavailable
-from specwire.redis.connection import Argument, Command, Node, RedisConnection, is_trouble
+from specwire.redis import Argument, Command, Node, RedisConnection, is_trouble
 
 Reply = list[object]
 

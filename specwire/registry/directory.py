@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
-from specwire.redis.connection import Command, Node, RedisConnection, is_trouble
-from specwire.redis.urls import connection_of
+from specwire.redis import Command, Node, RedisConnection, connection_of, is_trouble
 from specwire.registry.entry import ID, MOST_BYTES, InvalidEntry, ServiceEntry, checked_address, decode, encode
 
 FIELD = "registry"

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from specwire.core.invalid import InvalidParameter
-from specwire.redis.values import decoded
+from specwire.redis import decoded
 
 VERSION = 1
 MOST_BYTES = 16 * 1024

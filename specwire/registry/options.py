@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
-from specwire.redis.urls import InvalidUrl, connection_of
+from specwire.redis import InvalidUrl, connection_of
 from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
 from specwire.registry.entry import (
     MOST_CHARACTERS,
@@ -31,7 +31,7 @@ from specwire.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class RegistryOptions:
-    """url: of Redis, as in `specwire.redis.urls`; "" registers nowhere.
+    """url: of Redis, as in `specwire.redis`; "" registers nowhere.
 
     advertise: HOST or HOST:PORT where others dial the service; "" takes the address that it listens on.
     region: where the service is, by a name of the operator's choice; "" says nothing.

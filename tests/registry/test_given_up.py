@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from specwire.redis.connection import ONLY_NODE, RedisConnection
-from specwire.redis.urls import connection_of
+from specwire.redis import ONLY_NODE, RedisConnection, connection_of
 from specwire.registry.directory import FIELD
 from tests.orchestrator.redis_for_tests import RedisServer
 

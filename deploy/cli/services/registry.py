@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options
-from specwire.redis.urls import InvalidUrl
+from specwire.redis import InvalidUrl
 from specwire.registry.directory import Directory
 from specwire.registry.service import RegistryServicer
 from specwire.rpc.keys import Keys, read_keys
