@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 
-from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
-from draft_service.service import DrafterFigures, DraftHandler, DraftServicer, LoadedDrafter
+from draft_service.service import DraftHandler, DraftServicer, LoadedDrafter
+from draft_service.sessions import Command, Replies, Sessions
 from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options
 from specwire.registry.entry import Role
@@ -119,11 +119,7 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
         metrics = await _listen(registry, options, started)
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(
-            registration,
-            Role.DRAFTER,
-            lambda: drafter.handler.info,
-            server.address,
-            lambda: drafter.figures.load(),
+            registration, Role.DRAFTER, lambda: drafter.handler.info, server.address, drafter.sessions.load
         )
         started.pop_all()
     renewal = Renewal(options.origins, server.recheck)
@@ -173,7 +169,7 @@ async def _loaded(options: ModelServiceOptions, registry: Registry, region: str)
     """A drafter whose figures are in `registry`. Raises ModelError."""
     drafter = await load(options)
     drafter.handler.info.region = region
-    registry.add(DRAFTER, lambda: drafter.figures.families())
+    registry.add(DRAFTER, drafter.sessions.families)
     return drafter
 
 
@@ -190,20 +186,19 @@ async def _listen(registry: Registry, options: ModelServiceOptions, started: Asy
 async def load(options: ModelServiceOptions, cores: frozenset[int] = frozenset()) -> LoadedDrafter:
     """A drafter whose thread runs; the caller stops it. Raises ModelError. cores: see ServiceThread."""
     share_machine()
-    figures = DrafterFigures()
-    thread = ServiceThread(DRAFTER, _loader(options, figures), cores=cores)
-    return LoadedDrafter(thread, DraftHandler(thread, await thread.start()), figures)
+    loaded: list[Sessions] = []
+    thread = ServiceThread(DRAFTER, _loader(options, loaded.append), cores=cores)
+    handler = DraftHandler(thread, await thread.start())
+    return LoadedDrafter(thread, handler, *loaded)
 
 
 def _loader(
-    options: ModelServiceOptions, figures: DrafterFigures
+    options: ModelServiceOptions, tell: Callable[[Sessions], None]
 ) -> Load[Replies, Command, common_pb2.GetModelInfoResponse]:
     def load(
         deliver: Callable[[Replies], None], go_on: GoOn
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # these import torch, which a process that only parses its arguments does not need
-        from draft_service.metrics import families, load_of
-        from draft_service.sessions import Sessions
         from draft_service.translation import TranslatingModel
         from specwire.lm import load_model
         from specwire.lm.guesses import guesses
@@ -212,8 +207,7 @@ def _loader(
         model = load_model(options.model, **options.loading())
         go_on()
         sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
-        figures.families = lambda: families(sessions, model)
-        figures.load = lambda: load_of(sessions, model)
+        tell(sessions)
         return sessions, model_info_to_wire(
             model.info, model.slots, model.kv_bytes, convention_of(model.info.tokenizer_json)
         )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
-from draft_service.commands import (
+from draft_service.sessions import (
     AdvanceSession,
     BeginSession,
     CloseSession,
@@ -30,19 +30,18 @@ from draft_service.commands import (
     OpenSession,
     Replies,
     Reply,
+    Sessions,
 )
 from specwire.core.draft import check_pace, check_tokens
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.core.law.sampling import Sampling
-from specwire.registry.entry import NO_LOAD, Load
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
 from specwire.rpc.decoding import portions
 from specwire.rpc.errors import StatusError, code_number
 from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
 from specwire.rpc.service_thread import ServiceThread
-from specwire.telemetry.metrics import Families
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.constraints import Beginnings, Compiler, Found
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -228,20 +227,12 @@ def _for_another_vocabulary(sampling: Sampling) -> Sampling:
     return replace(sampling, constraint=None)
 
 
-class DrafterFigures:
-    """Where a drafter's figures are read; set by the thread that makes what knows them."""
-
-    def __init__(self) -> None:
-        self.families: Callable[[], Families] = lambda: ()
-        self.load: Callable[[], Load] = lambda: NO_LOAD
-
-
 class LoadedDrafter(NamedTuple):
-    """A drafter whose thread runs, its handler, and its figures."""
+    """A drafter whose thread runs, its handler, and what its figures are read of."""
 
     thread: DrafterThread
     handler: DraftHandler
-    figures: DrafterFigures
+    sessions: Sessions
 
     async def stop(self) -> None:
         """End the thread, and the handler's tasks. Idempotent."""
@@ -269,10 +260,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         """End every link: their sessions only get slower, and their orchestrators may find another drafter."""
         if not self._leaving.done():
             self._leaving.set_result(None)
-
-    async def stop(self) -> None:
-        """Stop; to be called after the links have ended."""
-        await self._handler.stop()
 
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: Context

@@ -15,23 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import exp
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from draft_service.commands import (
-    AdvanceSession,
-    BeginSession,
-    CloseSession,
-    Command,
-    DraftedProposal,
-    Dropped,
-    LearnVocabulary,
-    LoseLink,
-    Opened,
-    OpenSession,
-    Replies,
-    Reply,
-    ReplyLink,
-)
 from specwire.core.draft import (
     MOST_CANDIDATES,
     CandidateRates,
@@ -46,12 +31,129 @@ from specwire.core.draft import (
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
+from specwire.core.messages import Pace, Proposal
 from specwire.core.model import Feed, SlotModel, TreeFeed
 from specwire.core.text import extend_hash
+from specwire.registry.entry import Load
 from specwire.rpc.service_thread import Inbox, Stop
+from specwire.telemetry.metrics import Families, by_label, counter, gauge, histogram
 from specwire.telemetry.tally import DrafterTally
 
 log = logging.getLogger(__name__)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the event loop tells the drafter's thread, and what that thread tells links.
+#
+# All of it is validated, but for the ids of an advance: the thread knows whose vocabulary they are of.
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedProposal:
+    """A chunk of a session's chain."""
+
+    handle: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The session is refused or dropped, with a gRPC status code (its number) and one sentence."""
+
+    handle: int
+    code: int
+    message: str
+
+
+Reply = Opened | DraftedProposal | Dropped
+
+
+class ReplyLink(Protocol):
+    """A connected orchestrator, whose handles mean nothing on another link."""
+
+    def send(self, replies: list[Reply]) -> None:
+        """Say them, in order; called in the event loop, never blocks."""
+        ...
+
+
+# What the drafter's thread reports at a time.
+Replies = dict[ReplyLink, list[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Draft for a text; replaces the session of an open handle.
+
+    prompt_length: None where it is unknown. number: of this opening; a BeginSession with that number follows where the
+    session has a constraint. vocabulary: digest of the target's, as it was told; "" where it is the drafter's own.
+    """
+
+    link: ReplyLink
+    handle: int
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    pace: Pace
+    epoch: int = 0
+    prompt_length: int | None = None
+    number: int = 0
+    vocabulary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSession:
+    """The constraint of a session; None: draft without one, and let the target refuse what is not allowed."""
+
+    link: ReplyLink
+    handle: int
+    number: int
+    matcher: Matcher | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceSession:
+    link: ReplyLink
+    handle: int
+    position: int
+    tokens: tuple[int, ...]
+    pace: Pace
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LearnVocabulary:
+    """A target's vocabulary, which is not the drafter's. `digest` is over all of it; width: ids are below that.
+
+    tokenizer_zlib: not trusted.
+    """
+
+    digest: str
+    tokenizer_zlib: bytes
+    width: int
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    link: ReplyLink
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoseLink:
+    """The link is gone, and its sessions with it."""
+
+    link: ReplyLink
+
+
+Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink | LearnVocabulary
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the thread drafts with.
 
 # How long after a forward a constraint may answer before its token is drafted without.
 MOST_LATE_S = 0.02
@@ -514,7 +616,7 @@ class Sessions:
         """What fails for one session costs that one its drafter."""
         try:
             yield
-        except Exception:
+        except Exception:  # a bug of ours, at this text: the others draft on
             log.exception("a session failed")
             if self._holds(drafting):
                 self._drop((drafting.link, drafting.handle), Code.INTERNAL, FAILED)
@@ -572,7 +674,7 @@ class Sessions:
         try:
             found = self._draw(computed.rows, [computed.at[row] for row in places], list(places.values()))
             return dict(zip(places, found, strict=True))
-        except Exception:
+        except Exception:  # drawn alone, each shows whether it was the one that failed
             if len(places) == 1:
                 raise
         drawn: dict[int, Drawn] = {}
@@ -609,6 +711,32 @@ class Sessions:
     def _drop_all(self, batch: list[DraftingSession], code: Code, message: str) -> None:
         for drafting in batch:
             self._drop((drafting.link, drafting.handle), code, message)
+
+    # Figures
+
+    def families(self) -> Families:
+        """Read beside the thread: each number is right by itself, and all are of about the same moment."""
+        tally, model = self.tally, self._lm
+        used = sum(model.cached(slot) for slot in range(model.slots)) / (model.slots * self._context)
+        refused = dict(tally.refused)
+        yield by_label(gauge, "sessions", "Sessions by state.", "state", {"open": len(self)})
+        yield counter("sessions_opened_total", "Sessions that were opened.", tally.opened)
+        yield by_label(
+            counter, "sessions_refused_total", "Sessions that were not served, by status.", "status", refused
+        )
+        yield gauge("slots", "Sessions that fit at once.", model.slots)
+        yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", used)
+        yield histogram("forward_seconds", "Forwards of the model, and drawing from them.", tally.forward_s)
+        yield histogram("batch_rows", "Rows of a forward.", tally.rows)
+        yield counter("drafted_tokens_total", "Draft tokens drawn.", tally.drafted)
+        yield counter("proposed_tokens_total", "Draft tokens sent in proposals.", tally.proposed)
+        yield counter("due_positions_total", "Decided positions within the run-ahead.", tally.due)
+        yield counter("late_positions_total", "Those of them for which nothing was proposed in time.", tally.late)
+        yield counter("rollbacks_total", "Contradicted chains: the cache goes back.", tally.rollbacks)
+
+    def load(self) -> Load:
+        """The load that the registry is told."""
+        return Load(len(self), 0, max(0, self._model.slots - len(self)))
 
     # Replies
 

@@ -11,8 +11,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 
-from draft_service.commands import LearnVocabulary
-from draft_service.sessions import Computed, DraftModel
+from draft_service.sessions import Computed, DraftModel, LearnVocabulary
 from specwire.core.draft import Drawn
 from specwire.core.model import Feed, SlotModel
 from specwire.rpc.process import say
