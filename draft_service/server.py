@@ -13,6 +13,7 @@ from draft_service.service import DraftHandler, DraftServicer, LoadedDrafter
 from draft_service.sessions import Command, Replies, Sessions
 from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options
+from specwire.registry.directory import Registrar
 from specwire.registry.entry import Role
 from specwire.registry.options import (
     NO_CLOUD,
@@ -23,7 +24,6 @@ from specwire.registry.options import (
     register_model,
     registry_of,
 )
-from specwire.registry.registrar import Registrar
 from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token

@@ -21,9 +21,9 @@ from orchestrator.sessions import ORCHESTRATOR, Orchestrator
 from orchestrator.store import open_store
 from orchestrator.tenants import access_of
 from specwire.options import add_options
+from specwire.registry.directory import Registrar, new_id
 from specwire.registry.entry import MOST_MODELS, Load, Role, ServedModel, ServiceEntry
 from specwire.registry.options import cloud_of, register, registry_of
-from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.keys import Keys, read_peer_token
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.process import run_until_signalled, say

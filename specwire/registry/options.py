@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
 from specwire.redis import InvalidUrl, connection_of
-from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
+from specwire.registry.directory import FIELD, TIMEOUT_S, Directory, Registrar, new_id
 from specwire.registry.entry import (
     MOST_CHARACTERS,
     MOST_MODELS,
@@ -22,7 +22,6 @@ from specwire.registry.entry import (
     check_region,
     checked_address,
 )
-from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.channel import host_of
 from specwire.rpc.model_info import Identity
 from specwire.rpc.server_options import check_listen

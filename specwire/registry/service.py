@@ -21,21 +21,18 @@ import grpc.aio
 import msgspec
 
 from specwire.core.invalid import InvalidParameter
-from specwire.registry.directory import Directory, Listing, RegistryUnavailable
+from specwire.registry.directory import SCATTER, Directory, Listing, RegistryUnavailable
 from specwire.registry.entry import (
     MOST_CHARACTERS,
     MOST_MODELS,
-    VERSION,
-    EntryFields,
     InvalidEntry,
     Role,
     ServiceEntry,
     ServiceState,
     check_region,
-    entry_of,
+    checked,
 )
 from specwire.registry.options import CloudOptions
-from specwire.registry.registrar import SCATTER
 from specwire.rpc.channel import Backoff, distrust, open_peer_channel, unreachable
 from specwire.rpc.errors import Context, ReadableStream, StatusError, retry_after
 from specwire.rpc.keys import Token
@@ -77,7 +74,6 @@ def service_to_wire(entry: ServiceEntry) -> registry_pb2.RegisteredService:
 def service_from_wire(service: registry_pb2.RegisteredService, role: Role, beat: int) -> ServiceEntry:
     """Raises InvalidEntry, as for an entry that was read from Redis."""
     fields = {
-        "v": VERSION,
         "id": service.id,
         "role": role,
         "address": service.address,
@@ -94,7 +90,7 @@ def service_from_wire(service: registry_pb2.RegisteredService, role: Role, beat:
         "beat": beat,
     }
     try:
-        return entry_of(service.id, msgspec.convert(fields, EntryFields))
+        return checked(service.id, msgspec.convert(fields, ServiceEntry))
     except InvalidEntry:
         raise
     except ValueError as error:

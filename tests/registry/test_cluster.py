@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from redis.crc import key_slot
 
-from specwire.registry.directory import INDEX, PREFIX, Directory, RegistryUnavailable
+from specwire.registry.directory import INDEX, PREFIX, Directory, RegistryUnavailable, new_id
 from specwire.registry.entry import Role, ServiceEntry
-from specwire.registry.registrar import new_id
 from tests.orchestrator.redis_groups import SLOTS, client_of, cluster, cluster_url
 from tests.wait import until
 

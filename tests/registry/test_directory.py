@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 import redis
 
-from specwire.registry.directory import AFFINITY, INDEX, PREFIX, Directory, RegistryUnavailable
+from specwire.registry.directory import AFFINITY, INDEX, PREFIX, Directory, Registrar, RegistryUnavailable, new_id
 from specwire.registry.entry import MOST_BYTES, Load, Role, ServiceEntry, ServiceState, encode
-from specwire.registry.registrar import HeartbeatTimes, Registrar, new_id
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import LIMIT_S, until
 
@@ -157,7 +156,7 @@ async def until_served(directory: Directory) -> ServiceEntry:
 
 
 def registrar(server: RedisServer, known: ServiceEntry) -> Registrar:
-    return Registrar(Directory.at(server.url, 0.5), lambda: known, HeartbeatTimes(0.02, LONG_S))
+    return Registrar(Directory.at(server.url, 0.5), lambda: known, 0.02, LONG_S)
 
 
 async def test_a_service_that_lives_is_there_until_it_stops(directory: Directory, server: RedisServer) -> None:

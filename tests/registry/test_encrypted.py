@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness.certificates import Authority
-from specwire.registry.directory import Directory, RegistryUnavailable
+from specwire.registry.directory import Directory, RegistryUnavailable, new_id
 from specwire.registry.entry import Role, ServiceEntry
-from specwire.registry.registrar import new_id
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_tls import encrypted, url_of
 

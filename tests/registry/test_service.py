@@ -18,10 +18,9 @@ import specwire.registry.service
 from deploy.cli.services import registry
 from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry
 from specwire.core.invalid import InvalidParameter
-from specwire.registry.directory import Directory, RegistryUnavailable
+from specwire.registry.directory import Directory, RegistryUnavailable, new_id
 from specwire.registry.entry import Load, Role, ServedModel, ServiceEntry, ServiceState
 from specwire.registry.options import CloudOptions
-from specwire.registry.registrar import new_id
 from specwire.registry.service import RemoteDirectory, Wanted, service_from_wire, service_to_wire
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import read_keys
