@@ -27,8 +27,6 @@ from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 JOIN_LIMIT = 20.0
 FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 10.0
-# Redialling slows down after links shorter than this: what broke them may still be there.
-STABLE = 5.0
 # Statuses that do not change by asking again.
 FINAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -84,9 +82,7 @@ class Dialler:
             if reason != self._said:
                 say(f"specwire draft: {reason}; dialling again")
             self._said = reason
-            if loop.time() - began > STABLE:
-                self._backoff.reset()
-            await asyncio.sleep(max(self._backoff.next(), self._wait))
+            await asyncio.sleep(max(self._backoff.next(loop.time() - began), self._wait))
 
     async def _talk_once(self) -> str:
         """One connection from start to end; returns why it ended."""

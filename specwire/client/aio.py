@@ -191,7 +191,7 @@ class AsyncClient:
         """Started, Chunks, Finished.
 
         Closing it early cancels, except with a request id of the caller: then it may come back. See
-        `GenerationOptions` for the options.
+        `RequestOptions` for the options.
         """
         request = generate_request(prompt, **options)
         owned = not request.request_id
@@ -297,7 +297,7 @@ class AsyncClient:
         """How probable the target finds each continuation of `prefix`; nothing is generated.
 
         A continuation is a sequence of parts, text or token ids, each of which is encoded by itself. The prefix is
-        computed once for all of them: up to 64. model: as of `GenerationOptions`.
+        computed once for all of them: up to 64. model: as of `RequestOptions`.
         """
         request = score_request(prefix, continuations, model)
         scores = await self._ask(lambda stub: stub.ScoreText, request, timeout)

@@ -35,7 +35,7 @@ from specwire.core.text import extend_hash
 from specwire.rpc.channel import Backoff
 from specwire.rpc.convert import logprobs_from_wire, outcomes_from_wire, reason_from_wire
 from specwire.telemetry.logs import SHOWN_CHARACTERS
-from specwire.v1 import common_pb2, generation_pb2, verify_pb2
+from specwire.v1 import common_pb2, generation_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What to ask next, whom, and when.
@@ -288,25 +288,22 @@ def _logprobs(message: generation_pb2.Chunk) -> tuple[TokenLogprobs, ...]:
 
 
 def _timings(message: generation_pb2.ChunkTimings) -> Timings:
+    step = message.step
     return Timings(
         message.forward_ended_ns,
         message.verdict_received_ns,
         message.durable_ns,
         message.emitted_ns,
-        _step(message.step),
-    )
-
-
-def _step(message: verify_pb2.StepTimings) -> Step:
-    return Step(
-        number=message.step,
-        sessions=message.sessions,
-        rows=message.rows,
-        forward_us=message.forward_us,
-        choose_us=message.choose_us,
-        gap_us=message.gap_us,
-        waited_us=message.waited_us,
-        drafted_us=message.drafted_us,
+        Step(
+            step.step,
+            step.sessions,
+            step.rows,
+            step.forward_us,
+            step.choose_us,
+            step.gap_us,
+            step.waited_us,
+            step.drafted_us,
+        ),
     )
 
 

@@ -255,8 +255,6 @@ def _urgent(services: Sequence[registry_pb2.RegisteredService]) -> list[tuple[An
 # Seconds that a look waits for the first answer; between attempts to connect, growing.
 ANSWER_S = 5.0
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.2, 10.0
-# A connection shorter than this was none: redialling slows down.
-STABLE_S = 5.0
 MOST_HEARD = MOST_TOLD + 1024
 
 
@@ -345,9 +343,7 @@ class RemoteDirectory:
                 logger.exception("following %s failed", self._address)
                 self._trouble = f"{self._address}: {error}"
             self._heard.set()
-            if loop.time() - began > STABLE_S:
-                backoff.reset()
-            await asyncio.sleep(max(wait, backoff.next()))
+            await asyncio.sleep(max(wait, backoff.next(loop.time() - began)))
 
     def _why(self, error: grpc.aio.AioRpcError) -> str:
         details, code = error.details() or "", error.code()

@@ -118,6 +118,8 @@ def is_loopback(host: str) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 # How long to wait before the next attempt.
 
+STABLE_S = 5.0
+
 
 class Backoff:
     """Waits that double from `first` to `most` seconds, each scattered over its upper half.
@@ -130,8 +132,10 @@ class Backoff:
         self._most = most
         self._random = random.Random()
 
-    def next(self) -> float:
-        """Seconds to wait now."""
+    def next(self, held: float = 0.0) -> float:
+        """Seconds to wait now. held: for which a connection did; what broke a short one may still be there."""
+        if held > STABLE_S:
+            self.reset()
         wait, self._next = self._next, min(self._most, 2 * self._next)
         return wait * self._random.uniform(0.5, 1.0)
 

@@ -200,8 +200,6 @@ FIRST_BACKOFF = 0.05
 MOST_BACKOFF = 1.0
 # To connect, and to get the peer's description: a large tokenizer over a slow line.
 CONNECT_TIMEOUT = 60.0
-# Redialling slows down after connections shorter than this: what broke them may still be there.
-STABLE = 5.0
 # After `cut`.
 QUARANTINE = 60.0
 # Seconds between measurements of the round trip, and of how many the least counts: a line that becomes longer is
@@ -335,15 +333,14 @@ class Link(Generic[Request, Response]):
             if was_up:
                 logger.warning("link to %s lost: %s", self.address, reason)
                 self._told = True
-                if loop.time() - began > STABLE:
-                    backoff.reset()
             elif reason != self.trouble:
                 logger.warning("no link to %s: %s", self.address, reason)
                 self._told = True
             self.trouble = reason
             if not was_up:
                 listener.on_unreachable()
-            await asyncio.sleep(QUARANTINE if self._was_cut else backoff.next())
+            wait = backoff.next(loop.time() - began if was_up else 0.0)
+            await asyncio.sleep(QUARANTINE if self._was_cut else wait)
 
     async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
         """One connection from start to end; returns whether it was ever up, and why it ended."""
