@@ -163,8 +163,8 @@ LOGPROBS_OF = {
 
 
 class RequestOptions(TypedDict, total=False):
-    """How a prompt is completed. What is left out is 0, empty or False, but for `top_p` and `repetition_penalty`, 1.0,
-    and `drafting`, True.
+    """How a prompt is completed. What is left out is 0, empty, None or False, but for `top_p` and `repetition_penalty`,
+    1.0, and `drafting`, True.
 
     Attributes:
         max_tokens: 0 asks for the service's default, mostly as many as the context holds.

@@ -21,8 +21,7 @@ from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ServerTls
-from specwire.vllm.drafting import FIRST_STEPS, KEPT_S, Drafting, DraftingOptions
-from specwire.vllm.engine import VllmTarget
+from specwire.vllm.drafting import FIRST_STEPS, KEPT_S, Drafting, DraftingOptions, VllmTarget
 from tests.faults.hostile import ATTACKS, hostile
 from tests.faults.stack import PLAIN
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -60,7 +59,7 @@ async def drafting(
     *addresses: str, options: DraftingOptions = OFF, engine: VllmTarget = ENGINE
 ) -> AsyncIterator[Drafting]:
     """Give it with all its drafters connected."""
-    one = Drafting(engine, options, drafters=addresses)
+    one = Drafting(engine, replace(options, drafters=addresses))
     one.start()
     try:
         await until(lambda: all(peer.info is not None for peer in one.drafters))
@@ -230,7 +229,7 @@ async def test_links_are_encrypted_and_show_a_token() -> None:
     ours, token = Authority(), "a token of this test"
     async with drafter(tls=ours.server(), keys=Keys({token: "vllm"})) as running:
         for tls, shown, works in ((ours.client(), token, True), (ours.client(), "", False), (None, token, False)):
-            await dial(Drafting(ENGINE, OFF, tls, shown, [running.address]), works)
+            await dial(Drafting(ENGINE, replace(OFF, tls=tls, token=shown, drafters=(running.address,))), works)
 
 
 async def dial(one: Drafting, works: bool) -> None:
@@ -251,8 +250,8 @@ async def dial(one: Drafting, works: bool) -> None:
 
 async def test_drafters_are_found_in_the_registry() -> None:
     with RedisServer() as redis:
-        one = Drafting(ENGINE, OFF)
-        one.start(redis.url)
+        one = Drafting(ENGINE, replace(OFF, registry=redis.url))
+        one.start()
         try:
             async with drafter(registration=RegistryOptions(redis.url)):
                 await until(lambda: any(peer.up for peer in one.drafters))
@@ -302,7 +301,7 @@ async def test_one_with_another_vocabulary_is_not_used() -> None:
 async def test_an_ended_request_is_forgotten_here_and_at_its_drafter() -> None:
     clock = Clock()
     async with drafter() as running:
-        one = Drafting(ENGINE, OFF, drafters=[running.address], now_s=clock)
+        one = Drafting(ENGINE, replace(OFF, drafters=(running.address,)), now_s=clock)
         one.start()
         try:
             await until(lambda: one.drafters[0].up)
