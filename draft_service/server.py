@@ -112,7 +112,7 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
     service = Service(
         SERVICE,
         lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
-        options.access,
+        options.keys,
     )
     async with AsyncExitStack() as started:
         started.push_async_callback(drafter.stop)

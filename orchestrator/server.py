@@ -28,7 +28,7 @@ from specwire.rpc.keys import Keys, read_peer_token
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.process import run_until_signalled, say
 from specwire.rpc.renewal import Renewal
-from specwire.rpc.server import AccessPolicy, RunningServer, Service, check_free, serve
+from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import check_listen, drain_grace, filled
 from specwire.rpc.tls import client_tls, server_tls
 from specwire.telemetry.metrics import MetricsListener, listen, process_families
@@ -221,7 +221,7 @@ def _generation(api: GenerationApi, keys: Keys | None) -> Service:
     return Service(
         GENERATION,
         lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(api, server),
-        AccessPolicy(keys),
+        keys,
     )
 
 
@@ -229,7 +229,8 @@ def _drafters(hub: DraftHub, keys: Keys | None) -> Service:
     return Service(
         HUB,
         lambda server: draft_pb2_grpc.add_DraftHubServiceServicer_to_server(hub, server),
-        AccessPolicy(keys, MOST_SAID_BYTES),
+        keys,
+        MOST_SAID_BYTES,
     )
 
 
@@ -237,7 +238,7 @@ def _status(api: StatusApi, keys: Keys | None) -> Service:
     return Service(
         STATUS,
         lambda server: status_pb2_grpc.add_StatusServiceServicer_to_server(api, server),
-        AccessPolicy(keys),
+        keys,
     )
 
 

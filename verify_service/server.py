@@ -263,7 +263,7 @@ async def _serve(servicer: VerifyServicer, options: ModelServiceOptions) -> Runn
     service = Service(
         SERVICE,
         lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server),
-        options.access,
+        options.keys,
     )
     return await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
 

@@ -28,7 +28,6 @@ from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.process import R, run_until_signalled
 from specwire.rpc.renewal import Renewable
-from specwire.rpc.server import AccessPolicy
 from specwire.rpc.tls import ServerTls, server_tls
 
 Options = TypeVar("Options")
@@ -201,10 +200,6 @@ class ModelServiceOptions:
     def origins(self) -> tuple[Renewable | None, ...]:
         """Of keys and certificates that may change while it runs; None for those that were not read of files."""
         return tuple(None if each is None else each.origin for each in (self.tls, self.keys))
-
-    @property
-    def access(self) -> AccessPolicy:
-        return AccessPolicy(self.keys)
 
 
 def engine_options(engine: str, text: str) -> dict[str, Any]:

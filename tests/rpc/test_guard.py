@@ -18,7 +18,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_blocking_channel, open_channel
 from specwire.rpc.errors import Context, retry_after
 from specwire.rpc.keys import Keys
-from specwire.rpc.server import AccessPolicy, Service, serve
+from specwire.rpc.server import Service, serve
 from specwire.rpc.tls import ClientTls
 from tests.rpc.byte_server import NAME, method, service
 
@@ -41,8 +41,8 @@ def behaviour(kind: str) -> Callable[..., Any]:
 
 
 @asynccontextmanager
-async def serving(hosted: Service, access: AccessPolicy) -> AsyncIterator[str]:
-    server = await serve([replace(hosted, access=access)], "127.0.0.1:0")
+async def serving(hosted: Service, keys: Keys | None = None, most_bytes: int = 1 << 24) -> AsyncIterator[str]:
+    server = await serve([replace(hosted, keys=keys, most_bytes=most_bytes)], "127.0.0.1:0")
     try:
         yield server.address
     finally:
@@ -66,7 +66,7 @@ async def told(channel: grpc.aio.Channel, kind: str, data: bytes) -> tuple[grpc.
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_only_who_shows_a_known_token_is_let_in(kind: str) -> None:
-    async with serving(service(Echo=(kind, behaviour(kind))), AccessPolicy(KEYS)) as address:
+    async with serving(service(Echo=(kind, behaviour(kind))), KEYS) as address:
         for token, code in ((TOKEN, "OK"), (f"{TOKEN}x", "UNAUTHENTICATED"), ("", "UNAUTHENTICATED")):
             async with open_channel(address, token=token) as channel:
                 assert (await told(channel, kind, b"hello"))[0].name == code
@@ -84,13 +84,13 @@ async def test_threads_show_it_too() -> None:
             answer: bytes = method(channel, "unary_unary", "Tell")(b"", metadata=(("x-more", "1"),), timeout=LIMIT_S)
             return answer
 
-    async with serving(service(Tell=("unary_unary", telling)), AccessPolicy(KEYS)) as address:
+    async with serving(service(Tell=("unary_unary", telling)), KEYS) as address:
         assert await asyncio.to_thread(call, address) == f"1 Bearer {TOKEN}".encode()
 
 
 async def test_health_checks_need_no_token() -> None:
     async with (
-        serving(service(), AccessPolicy(KEYS)) as address,
+        serving(service(), KEYS) as address,
         open_channel(address) as channel,
     ):
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=NAME))
@@ -100,7 +100,7 @@ async def test_health_checks_need_no_token() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_message_beyond_the_cap_is_not_read(kind: str) -> None:
     async with (
-        serving(service(Echo=(kind, behaviour(kind))), AccessPolicy(most_bytes=100)) as address,
+        serving(service(Echo=(kind, behaviour(kind))), most_bytes=100) as address,
         open_channel(address) as channel,
     ):
         assert (await told(channel, kind, bytes(100)))[0] is grpc.StatusCode.OK
@@ -120,7 +120,7 @@ async def test_bytes_that_are_no_message_are_invalid(kind: str, caplog: pytest.L
     hosted = Service(
         NAME, lambda server: server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
     )
-    async with serving(hosted, AccessPolicy()) as address, open_channel(address) as channel:
+    async with serving(hosted) as address, open_channel(address) as channel:
         code, message, _ = await told(channel, kind, b"\xff")
     assert (code, message) == (grpc.StatusCode.INVALID_ARGUMENT, "request: is no message of this method's type")
     assert not [record for record in caplog.records if record.name.startswith("specwire")]
@@ -131,7 +131,7 @@ async def test_a_long_quotation_is_clipped() -> None:
         raise InvalidParameter("id", f"no {'€' * 100_000}")
 
     async with (
-        serving(service(Echo=("unary_unary", quoting)), AccessPolicy()) as address,
+        serving(service(Echo=("unary_unary", quoting))) as address,
         open_channel(address) as channel,
     ):
         code, message, _ = await told(channel, "unary_unary", b"")

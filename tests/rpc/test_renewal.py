@@ -26,7 +26,7 @@ from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import Context, StatusError
 from specwire.rpc.keys import Keys, Token, read_keys, read_peer_token, show, text_of
 from specwire.rpc.renewal import Origin, Renewal
-from specwire.rpc.server import AccessPolicy, RunningServer, serve
+from specwire.rpc.server import RunningServer, serve
 from specwire.rpc.tls import ClientTls, client_tls, is_issued, server_tls
 from specwire.telemetry.metrics import Registry, listen
 from tests.rpc.byte_server import method, service
@@ -205,7 +205,7 @@ async def serving(tls: Any = None, keys: Keys | None = None) -> AsyncIterator[Ru
         return request
 
     offered = service(Count=("unary_stream", count), Flood=("stream_stream", flood), Echo=("unary_unary", echo))
-    server = await serve([replace(offered, access=AccessPolicy(keys))], "127.0.0.1:0", tls=tls)
+    server = await serve([replace(offered, keys=keys)], "127.0.0.1:0", tls=tls)
     try:
         yield server
     finally:

@@ -57,13 +57,6 @@ async def test_health_says_what_it_is_told_for_the_server_and_each_service() -> 
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_server_may_start_unready() -> None:
-    server = await serve([service()], "127.0.0.1:0", serving=False)
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        assert await health_of(channel, NAME) == NOT_SERVING
-    await server.stop(0)
-
-
 async def test_reflection_lists_the_services() -> None:
     async with served(service()) as (_, channel):
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=120.0)
