@@ -135,7 +135,7 @@ async def test_an_end_that_does_not_read_stops_the_other() -> None:
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(told) == len(written) == MOST_UNREAD
-        reading = asyncio.create_task(anext(call))
+        reading = asyncio.create_task(anext(aiter(call)))
         await until(lambda: len(told) == MOST_UNREAD + 1)
         assert (await reading).opened[0].handle == 0
         go_on.set()
@@ -185,9 +185,9 @@ async def test_an_aborted_call_has_its_status_behind_what_was_said() -> None:
     async with served() as (servicer, _, channel):
         servicer.connect = abort
         call = verify_pb2_grpc.VerifyServiceStub(channel).Connect()
-        assert (await anext(call)).draining
+        assert (await anext(aiter(call))).draining
         with pytest.raises(grpc.aio.AioRpcError, match="gone") as caught:
-            await anext(call)
+            await anext(aiter(call))
         assert caught.value.code() is grpc.StatusCode.DATA_LOSS
         trailers: Any = caught.value.trailing_metadata()
         assert ("key", "value") in list(trailers)
@@ -199,7 +199,7 @@ async def test_a_call_that_its_client_leaves_is_cancelled_at_the_service() -> No
         stub = verify_pb2_grpc.VerifyServiceStub(channel)
         asking = asyncio.create_task(asyncio.wait_for(stub.Score(verify_pb2.ScoreRequest()), LIMIT_S))
         call = stub.Connect()
-        reading = asyncio.create_task(anext(call))
+        reading = asyncio.create_task(anext(aiter(call)))
         await until(lambda: servicer.begun == 2)
         asking.cancel()
         assert call.cancel()
@@ -226,7 +226,7 @@ async def test_a_deadline_ends_a_call_at_both_ends() -> None:
             await stub.Score(verify_pb2.ScoreRequest(), timeout=0.05)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await anext(stub.Connect(timeout=0.05))
+            await anext(aiter(stub.Connect(timeout=0.05)))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: servicer.ended == ["cancelled", "cancelled"])
         assert all(0 < each <= 0.05 for each in remaining)
@@ -237,11 +237,11 @@ async def test_a_service_that_stops_ends_its_calls_and_takes_no_more() -> None:
         servicer.score = servicer.connect = forever
         stub = verify_pb2_grpc.VerifyServiceStub(channel)
         call = stub.Connect()
-        reading = asyncio.create_task(anext(call))
+        reading = asyncio.create_task(anext(aiter(call)))
         await until(lambda: servicer.begun == 1)
         unbegun = stub.Connect()
         await server.stop()
-        for end in (lambda: reading, lambda: anext(unbegun), lambda: stub.Score(verify_pb2.ScoreRequest())):
+        for end in (lambda: reading, lambda: anext(aiter(unbegun)), lambda: stub.Score(verify_pb2.ScoreRequest())):
             with pytest.raises(grpc.aio.AioRpcError, match="the service has stopped") as caught:
                 await end()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -263,5 +263,5 @@ async def test_a_channel_that_is_closed_ends_its_calls() -> None:
             call = verify_pb2_grpc.VerifyServiceStub(channel).Connect()
             await until(lambda: servicer.begun == 1)
         with pytest.raises(asyncio.CancelledError):
-            await anext(call)
+            await anext(aiter(call))
         await until(lambda: servicer.ended == ["cancelled"])
