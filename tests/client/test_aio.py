@@ -12,10 +12,12 @@ from specwire.client import (
     Chunk,
     Finished,
     PartScore,
+    PromptEcho,
     SessionState,
     SpecwireError,
     Started,
     TextScore,
+    TokenLogprobs,
 )
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
@@ -193,6 +195,18 @@ async def test_nobody_there_is_said_with_the_address(dead_address: str) -> None:
     async with AsyncClient(dead_address) as client:
         with pytest.raises(SpecwireError, match=f"UNAVAILABLE: cannot connect to {dead_address}"):
             await client.complete("x")
+
+
+async def test_what_is_reported_and_echoed_is_gathered() -> None:
+    started, chunk = generation_pb2.Started(), generation_pb2.Chunk()
+    started.CopyFrom(STARTED)
+    started.prompt.CopyFrom(generation_pb2.Prompt(tokens=[1, 2], text="p"))
+    chunk.CopyFrom(FIRST)
+    chunk.logprobs.extend([common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[5], top_logprobs=[-0.5])] * 2)
+    async with serving(Scripted(events=(started, chunk, FINISHED))) as address, AsyncClient(address) as client:
+        done = await client.complete("x", logprobs=1, echo=True)
+    assert done.logprobs == (TokenLogprobs(-0.5, ((5, -0.5),)),) * 2
+    assert done.prompt == PromptEcho((1, 2), "p")
 
 
 def leaving() -> Scripted:

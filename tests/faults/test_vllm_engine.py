@@ -43,8 +43,7 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_every_option import ALONE, DRAWN, GREEDY
 from tests.text.schemas import fits
 from tests.verify_service.peer import Peer
-from tests.vllm.sockets import reachable
-from tests.vllm.walk_in_vllm import FAMILIES
+from tests.vllm.walk_in_vllm import FAMILIES, reachable
 from tests.wait import eventually
 
 pytestmark = pytest.mark.skipif(not VLLM.exists(), reason=MISSING)

@@ -1,15 +1,18 @@
-"""How processes start, say that they are ready, and stop."""
+"""How processes start, say that they are ready, and stop; and on which machine."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from specwire.rpc import model_info
 from specwire.rpc.process import SPINS, Footprint, one_line, say, share_machine, visible
 
 # What every script below begins with. A process that signals itself is one of its own: signals are the whole process's,
@@ -231,3 +234,15 @@ def test_threads_of_a_forward_spin_briefly_where_they_wait_unless_the_environmen
     assert os.environ["GOMP_SPINCOUNT"] == SPINS
     asked = "import sys, verify_service.server, draft_service.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
+
+
+def test_the_machine_s_id_is_stable_and_depends_on_boot_and_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mine = model_info.host_id()
+    assert model_info.host_id() == mine
+    monkeypatch.setattr(model_info, "BOOT_ID", tmp_path / "none")
+    without_boot = model_info.host_id()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert len({mine, without_boot, model_info.host_id()}) == 3
+    assert socket.gethostname() not in mine
