@@ -241,10 +241,6 @@ def test_any_interleaving_gives_the_plain_forward(family: str, tmp_path: Path) -
     in_vllm("tests.vllm.walk_in_vllm", family, str(tmp_path))
 
 
-def test_whatever_interrupts_a_text_it_is_the_reference_s(tmp_path: Path) -> None:
-    in_vllm("tests.vllm.engine_in_vllm", str(tmp_path))
-
-
 def test_weights_that_only_vllm_reads_are_served(tmp_path: Path) -> None:
     in_vllm("tests.vllm.quantized_in_vllm", str(tmp_path))
 
