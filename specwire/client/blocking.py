@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from inspect import signature
 from threading import Thread, current_thread
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
 
 from specwire.client.aio import AsyncClient, Concurrency
-from specwire.client.events import Completion, Event, SessionState, TextScore
-from specwire.client.requests import TIMEOUT_S, Message, Prompt, RequestOptions, Text, Tool
+from specwire.client.events import Event
 from specwire.client.stream import PATIENCE_S, Response
 from specwire.rpc.channel import READ_AHEAD_BYTES, immediate, open_blocking_channel
 from specwire.rpc.tls import ClientTls
-from specwire.v1 import generation_pb2
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Events = Generator[Event, None, None]
 
 
 class _Messages:
@@ -101,16 +103,43 @@ class _Calls(AsyncClient):
     _concurrency = _Threads
 
 
-def _each(events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
+def _waited(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """A call of AsyncClient's that the caller's thread waits for."""
+
+    @wraps(method)
+    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> T:
+        return immediate(method(self._calls, *args, **kwargs))
+
+    return call
+
+
+def _followed(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[Event, None]],
+) -> Callable[Concatenate[Client, P], Events]:
+    """Likewise, of a stream."""
+
+    @wraps(method)
+    def follow(self: Client, *args: P.args, **kwargs: P.kwargs) -> Events:
+        events: Any = method(self._calls, *args, **kwargs)
+        return _each(events)
+
+    shown = signature(method).replace(return_annotation="Generator[Event, None, None]")
+    follow.__signature__ = shown  # type: ignore[attr-defined]  # what a reader of the reference sees
+    return follow
+
+
+def _each(events: Any) -> Events:
     try:
         while True:
             try:
-                event = immediate(cast(Coroutine[Any, Any, Event], anext(events)))
+                event: Event = immediate(anext(events))
             except StopAsyncIteration:
                 return
             yield event
     finally:
-        immediate(cast(Coroutine[Any, Any, None], events.aclose()))
+        immediate(events.aclose())
 
 
 class Client:
@@ -142,63 +171,21 @@ class Client:
 
     @property
     def address(self) -> str:
+        """Where it calls now."""
         return self._calls.address
 
-    def generate(
-        self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
-    ) -> Generator[Event, None, None]:
-        return _each(self._calls.generate(prompt, timeout=timeout, **options))
-
-    def continue_(
-        self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
-    ) -> Generator[Event, None, None]:
-        return _each(self._calls.continue_(session_id, prompt, timeout=timeout, **options))
-
-    def complete(self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]) -> Completion:
-        return immediate(self._calls.complete(prompt, timeout=timeout, **options))
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
-        timeout: float = TIMEOUT_S,
-        **options: Unpack[RequestOptions],
-    ) -> Completion:
-        asked: dict[str, Any] = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls, **options}
-        return immediate(self._calls.chat(messages, tools=tools, timeout=timeout, **asked))
-
-    def complete_many(
-        self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
-    ) -> list[Completion]:
-        return immediate(self._calls.complete_many(prompt, n, timeout=timeout, **options))
-
-    def watch(
-        self, session_id: str, from_position: int = 0, *, prefix_hash: int | None = None, timeout: float = TIMEOUT_S
-    ) -> Generator[Event, None, None]:
-        return _each(self._calls.watch(session_id, from_position, prefix_hash=prefix_hash, timeout=timeout))
-
-    def get_session(self, session_id: str, *, timeout: float = TIMEOUT_S) -> SessionState:
-        return immediate(self._calls.get_session(session_id, timeout=timeout))
-
-    def cancel(self, session_id: str, *, timeout: float = TIMEOUT_S) -> None:
-        immediate(self._calls.cancel(session_id, timeout=timeout))
-
-    def delete_session(self, session_id: str, *, timeout: float = TIMEOUT_S) -> None:
-        immediate(self._calls.delete_session(session_id, timeout=timeout))
-
-    def server_info(self, *, timeout: float = TIMEOUT_S) -> generation_pb2.GetServerInfoResponse:
-        return immediate(self._calls.server_info(timeout=timeout))
-
-    def score_text(
-        self, prefix: Text, continuations: Sequence[Sequence[Text]], *, model: str = "", timeout: float = TIMEOUT_S
-    ) -> list[TextScore]:
-        return immediate(self._calls.score_text(prefix, continuations, model=model, timeout=timeout))
-
-    def close(self) -> None:
-        immediate(self._calls.close())
+    generate = _followed(AsyncClient.generate)
+    continue_ = _followed(AsyncClient.continue_)
+    complete = _waited(AsyncClient.complete)
+    chat = _waited(AsyncClient.chat)
+    complete_many = _waited(AsyncClient.complete_many)
+    watch = _followed(AsyncClient.watch)
+    get_session = _waited(AsyncClient.get_session)
+    cancel = _waited(AsyncClient.cancel)
+    delete_session = _waited(AsyncClient.delete_session)
+    server_info = _waited(AsyncClient.server_info)
+    score_text = _waited(AsyncClient.score_text)
+    close = _waited(AsyncClient.close)
 
     def __enter__(self) -> Self:
         return self
@@ -207,8 +194,3 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-for _name, _member in vars(Client).items():
-    if not _name.startswith("_"):  # each does what AsyncClient's does
-        _member.__doc__ = getattr(AsyncClient, _name).__doc__

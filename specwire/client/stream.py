@@ -62,11 +62,6 @@ def is_transient(error: SpecwireError) -> bool:
     return error.code in TRANSIENT or error.message.startswith(RESET)
 
 
-def ends(error: SpecwireError, begun: bool) -> bool:
-    """Nothing comes after it. A session that has begun, and finds no room, has ended."""
-    return not is_transient(error) or (begun and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED)
-
-
 @dataclass(slots=True)
 class Attempts:
     """One call's attempts; times are seconds on one clock.
@@ -187,8 +182,9 @@ class Resumption:
         Raises: SpecwireError: it cannot go on; the `error`, or its first cause.
         """
         logger.info("session %s: the stream broke: %s", self.session_id[:SHOWN_CHARACTERS] or "not begun", error)
-        begun = self._begun
-        if ends(error, begun) or (begun and not (patience and self.session_id)):
+        # A session that has begun, and finds no room, has ended.
+        full = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        if not is_transient(error) or (self._begun and (full or not (patience and self.session_id))):
             raise self._explained(error)
         self._cause = self._cause or error
         if self.session_id:
@@ -197,7 +193,7 @@ class Resumption:
             )
         elif isinstance(self.request, generation_pb2.GenerateRequest) and self.request.request_id:
             # The session may have begun at a service that is gone.
-            self.request.take_over |= error.reached and error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED
+            self.request.take_over |= error.reached and not full
 
     def _explained(self, error: SpecwireError) -> SpecwireError:
         cause = self._cause

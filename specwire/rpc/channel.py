@@ -148,7 +148,6 @@ class Backoff:
 # Channels to other processes, plain or with TLS, and why one fails.
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-C = TypeVar("C", grpc.Channel, grpc.aio.Channel)
 T = TypeVar("T")
 
 
@@ -159,11 +158,8 @@ def open_channel(
 
     tls, token: as they are now; who takes up renewed ones opens another channel. read_ahead: see `channel_options`.
     """
-    check_token_is_safe(address, tls, token)
-    options, shown = channel_options(address, read_ahead), text_of(token)
-    if tls is None:
-        return _showing(grpc.aio.insecure_channel(address, options=options), shown)
-    return _showing(grpc.aio.secure_channel(address, tls.credentials(), options=options), shown)
+    channel: grpc.aio.Channel = _opened(grpc.aio, address, tls, token, read_ahead)
+    return channel
 
 
 def open_peer_channel(address: str, tls: ClientTls | None = None, token: Token | str = "") -> grpc.aio.Channel:
@@ -181,11 +177,8 @@ def open_blocking_channel(
     address: str, tls: ClientTls | None = None, token: str = "", read_ahead: int = 0
 ) -> grpc.Channel:
     """Like open_channel, for threads."""
-    check_token_is_safe(address, tls, token)
-    options = channel_options(address, read_ahead)
-    if tls is None:
-        return _showing(grpc.insecure_channel(address, options=options), token)
-    return _showing(grpc.secure_channel(address, tls.credentials(), options=options), token)
+    channel: grpc.Channel = _opened(grpc, address, tls, token, read_ahead)
+    return channel
 
 
 def immediate(answer: Coroutine[Any, Any, T]) -> T:
@@ -204,14 +197,19 @@ def check_token_is_safe(address: str, tls: ClientTls | None, token: Token | str)
         raise InvalidParameter("token", f"is not sent to {address} unencrypted: give --tls or --tls-ca")
 
 
-def _showing(channel: C, token: str) -> C:
-    """The channel, on which every call shows `token`.
+def _opened(library: Any, address: str, tls: ClientTls | None, token: Token | str, read_ahead: int) -> Any:
+    """A channel of gRPC's library for asyncio, or of that for threads, on which every call shows `token`.
 
     gRPC's own call credentials are for encrypted channels only, and its interceptors for asyncio cost tasks per write.
     """
-    if token:
-        for kind in KINDS:
-            setattr(channel, kind, _adding(getattr(channel, kind), show(token)))
+    check_token_is_safe(address, tls, token)
+    options, shown = channel_options(address, read_ahead), show(text_of(token))
+    if tls is None:
+        channel = library.insecure_channel(address, options=options)
+    else:
+        channel = library.secure_channel(address, tls.credentials(), options=options)
+    for kind in KINDS if shown else ():
+        setattr(channel, kind, _adding(getattr(channel, kind), shown))
     return channel
 
 
