@@ -39,7 +39,7 @@ from specwire.rpc.server_options import (
     model_options,
     run_model_service,
 )
-from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
+from specwire.rpc.service_thread import GoOn, Runnable, ServiceThread
 from specwire.rpc.tls import ClientTls, client_tls
 from specwire.telemetry.metrics import MetricsListener, Registry, listen, process_families
 from specwire.telemetry.options import telemetry_of
@@ -106,17 +106,14 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
     """
     registration.check_listen(options.listen)
     check_free(options.listened)
-    registry = Registry()
-    drafter = await _loaded(options, registry, registration.region)
-    servicer = DraftServicer(drafter.handler)
-    service = Service(
-        SERVICE,
-        lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
-        options.keys,
-    )
     async with AsyncExitStack() as started:
-        started.push_async_callback(drafter.stop)
-        metrics = await _listen(registry, options, started)
+        drafter, metrics = await _begun(options, registration.region, started)
+        servicer = DraftServicer(drafter.handler)
+        service = Service(
+            SERVICE,
+            lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
+            options.keys,
+        )
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(
             registration, Role.DRAFTER, lambda: drafter.handler.info, server.address, drafter.sessions.load
@@ -150,11 +147,8 @@ async def dial_in(
         JoinRefused: no orchestrator will have this drafter.
     """
     check_free([("metrics", options.metrics)] if options.metrics else [])
-    registry = Registry()
-    drafter = await _loaded(options, registry, region)
     async with AsyncExitStack() as started:
-        started.push_async_callback(drafter.stop)
-        metrics = await _listen(registry, options, started)
+        drafter, metrics = await _begun(options, region, started)
         shown = [None if tls is None else tls.origin, token.origin if isinstance(token, Token) else None]
         renewal = Renewal([*options.origins, *shown])
         told = RemoteDirectory(cloud, Role.ORCHESTRATOR, tls, token, region) if cloud.address else None
@@ -165,37 +159,28 @@ async def dial_in(
     return running
 
 
-async def _loaded(options: ModelServiceOptions, registry: Registry, region: str) -> LoadedDrafter:
-    """A drafter whose figures are in `registry`. Raises ModelError."""
-    drafter = await load(options)
+async def _begun(
+    options: ModelServiceOptions, region: str, started: AsyncExitStack
+) -> tuple[LoadedDrafter, MetricsListener | None]:
+    """A drafter, and who tells its figures; `started` stops both. Raises ModelError, ListenError."""
+    drafter, registry = await load(options), Registry()
+    started.push_async_callback(drafter.stop)
     drafter.handler.info.region = region
     registry.add(DRAFTER, drafter.sessions.families)
-    return drafter
-
-
-async def _listen(registry: Registry, options: ModelServiceOptions, started: AsyncExitStack) -> MetricsListener | None:
-    """Raises ListenError."""
     registry.add(DRAFTER, process_families)
     if not options.metrics:
-        return None
+        return drafter, None
     metrics = await listen(registry, options.metrics, options.tls)
     started.push_async_callback(metrics.stop)
-    return metrics
+    return drafter, metrics
 
 
 async def load(options: ModelServiceOptions, cores: frozenset[int] = frozenset()) -> LoadedDrafter:
     """A drafter whose thread runs; the caller stops it. Raises ModelError. cores: see ServiceThread."""
     share_machine()
     loaded: list[Sessions] = []
-    thread = ServiceThread(DRAFTER, _loader(options, loaded.append), cores=cores)
-    handler = DraftHandler(thread, await thread.start())
-    return LoadedDrafter(thread, handler, *loaded)
 
-
-def _loader(
-    options: ModelServiceOptions, tell: Callable[[Sessions], None]
-) -> Load[Replies, Command, common_pb2.GetModelInfoResponse]:
-    def load(
+    def load_in_thread(
         deliver: Callable[[Replies], None], go_on: GoOn
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # these import torch, which a process that only parses its arguments does not need
@@ -207,12 +192,14 @@ def _loader(
         model = load_model(options.model, **options.loading())
         go_on()
         sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
-        tell(sessions)
+        loaded.append(sessions)
         return sessions, model_info_to_wire(
             model.info, model.slots, model.kv_bytes, convention_of(model.info.tokenizer_json)
         )
 
-    return load
+    thread = ServiceThread(DRAFTER, load_in_thread, cores=cores)
+    handler = DraftHandler(thread, await thread.start())
+    return LoadedDrafter(thread, handler, *loaded)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
