@@ -109,7 +109,7 @@ def _waited(
     """A call of AsyncClient's that the caller's thread waits for."""
 
     @wraps(method)
-    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return immediate(method(self._calls, *args, **kwargs))
 
     return call
@@ -121,7 +121,7 @@ def _followed(
     """Likewise, of a stream."""
 
     @wraps(method)
-    def follow(self: Client, *args: P.args, **kwargs: P.kwargs) -> Events:
+    def follow(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Events:
         events: Any = method(self._calls, *args, **kwargs)
         return _each(events)
 

@@ -80,7 +80,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     ) -> Handler:
         handler = await continuation(handler_call_details)
         service = self._services.get(handler_call_details.method.rpartition("/")[0].lstrip("/"))
-        if handler is None or service is None:  # None: an unknown method
+        if service is None or handler is None:  # an unknown method has no handler
             return handler
         keys, metadata = service.keys, handler_call_details.invocation_metadata
         if keys is not None:
