@@ -422,7 +422,14 @@ class Link(Generic[Request, Response]):
         listener: Listener[Response],
     ) -> str:
         broken: list[LinkError] = []
-        ending = _FirstStatus(call)
+        ended: list[str] = []
+
+        def note(done: grpc.aio.Call) -> None:
+            """The first status that is told. A write that meets the end has gRPC put an INTERNAL of its own there."""
+            ended.append(f"{immediate(done.code()).name}: {immediate(done.details())}")
+
+        if isinstance(call, grpc.aio.Call):  # one within this process keeps to what it told first
+            call.add_done_callback(note)
 
         def on_failure(error: LinkError) -> None:
             broken.append(error)
@@ -446,7 +453,7 @@ class Link(Generic[Request, Response]):
         except InvalidParameter as error:
             return self._unreadable(error)
         except grpc.RpcError as error:
-            return ending.told or describe(error)
+            return ended[0] if ended else describe(error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -459,22 +466,6 @@ class Link(Generic[Request, Response]):
             finally:
                 await outbox.close(flush_s=0.2)
                 call.cancel()
-
-
-class _FirstStatus:
-    """The status of a call as it is told first. A write that meets the end has gRPC put an INTERNAL of its own there.
-
-    A call within this process keeps to what is told first: `told` stays "".
-    """
-
-    def __init__(self, call: object) -> None:
-        self.told = ""
-        if isinstance(call, grpc.aio.Call):
-            call.add_done_callback(self._note)
-
-    def _note(self, call: grpc.aio.Call) -> None:
-        if not self.told:
-            self.told = f"{immediate(call.code()).name}: {immediate(call.details())}"
 
 
 def describe(error: BaseException) -> str:
