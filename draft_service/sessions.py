@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import exp
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from specwire.core.draft import (
     MOST_CANDIDATES,
@@ -173,6 +172,7 @@ KEPT_SHARE, LONGEST_COUNTED, LEAST_SPREAD = 0.98, 3.0, 0.25
 FAILED = "the drafter failed at this text; its log says why"
 
 Key = tuple[ReplyLink, int]
+T = TypeVar("T")
 
 
 class Computed(NamedTuple):
@@ -600,26 +600,27 @@ class Sessions:
             own = feed.tree is not None or len(feed.tokens) <= LONGEST_OWN_FEED
             drafting.spent_ns += spent if own else spent // len(feed.tokens)
         for drafting, node, found in drawn:
-            with self._containing(drafting):
-                drafting.session.extend(node, found)
+            self._contained(drafting, drafting.session.extend, node, found)
         for drafting, nodes in zip(batch, chosen, strict=True):
             if nodes and self._holds(drafting):
-                with self._containing(drafting):
-                    drafting.session.forward_ended()
-                    self._propose(drafting)
+                self._contained(drafting, self._forward_ended, drafting)
+
+    def _forward_ended(self, drafting: DraftingSession) -> None:
+        drafting.session.forward_ended()
+        self._propose(drafting)
 
     def _holds(self, drafting: DraftingSession) -> bool:
         return self._open.get((drafting.link, drafting.handle)) is drafting
 
-    @contextmanager
-    def _containing(self, drafting: DraftingSession) -> Iterator[None]:
-        """What fails for one session costs that one its drafter."""
+    def _contained(self, drafting: DraftingSession, act: Callable[..., T], *args: object) -> T | None:
+        """What `act` returns; None where it fails, which costs this session its drafter, and no other."""
         try:
-            yield
+            return act(*args)
         except Exception:  # a bug of ours, at this text: the others draft on
             log.exception("a session failed")
             if self._holds(drafting):
                 self._drop((drafting.link, drafting.handle), Code.INTERNAL, FAILED)
+            return None
 
     def _branch(self, batch: Sequence[DraftingSession], chosen: Sequence[list[DraftNode]]) -> None:
         """Extend more nodes as long as each raises the tokens that are expected to be decided per time of drafting.
@@ -654,8 +655,7 @@ class Sessions:
             for node in nodes
         ]
         for place in places:
-            with self._containing(place.drafting):
-                place.drafting.ask(place.node)
+            self._contained(place.drafting, place.drafting.ask, place.node)
         computed = self._model.forward(feeds)
         if self._model.failed:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
@@ -679,8 +679,7 @@ class Sessions:
                 raise
         drawn: dict[int, Drawn] = {}
         for row, place in places.items():
-            with self._containing(place.drafting):
-                drawn |= self._drawn(computed, {row: place})
+            drawn |= self._contained(place.drafting, self._drawn, computed, {row: place}) or {}
         return drawn
 
     def _lacks(self, drafting: DraftingSession) -> int:
