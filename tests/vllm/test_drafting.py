@@ -148,9 +148,7 @@ async def test_no_drafter_that_lies_changes_a_text_or_ends_one(attack: str) -> N
 async def test_what_the_texts_repeat_is_proposed_without_any_drafter() -> None:
     script = "scripted:7:memory=2:vocab=8"
     info = load_model(script, slots=1).info
-    engine = VllmTarget(
-        "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
-    )
+    engine = replace(ENGINE, vocabulary=info.vocabulary, vocabulary_fingerprint=info.vocabulary_fingerprint)
     async with drafting(options=DraftingOptions(), engine=engine) as one:
         served = batch(one, script)
         text = served.add((1, 2, 3))

@@ -22,6 +22,10 @@ from tests.vllm.batch import Batch, rows_of
 
 SCRIPT = "scripted:7:memory=2:vocab=8"
 NOBODY = DraftingOptions()
+INFO = load_model(SCRIPT, slots=1).info
+ENGINE = VllmTarget(
+    "target", INFO.vocabulary, INFO.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
+)
 
 
 def config(**changed: Any) -> Any:
@@ -51,13 +55,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def thread() -> Iterator[ProposerThread]:
-    info = load_model(SCRIPT, slots=1).info
-    one = ProposerThread(
-        VllmTarget(
-            "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
-        ),
-        NOBODY,
-    )
+    one = ProposerThread(ENGINE, NOBODY)
     yield one
     one.stop()
 
@@ -115,11 +113,7 @@ def test_a_token_is_not_sent_in_the_clear() -> None:
 
 
 def batch(thread: ProposerThread) -> Batch:
-    info = load_model(SCRIPT, slots=1).info
-    known = VllmTarget(
-        "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
-    )
-    return Batch(Script.parse(SCRIPT), known, lambda *told: thread.propose(rows_of(*told)))
+    return Batch(Script.parse(SCRIPT), ENGINE, lambda *told: thread.propose(rows_of(*told)))
 
 
 def test_a_text_that_repeats_itself_takes_fewer_steps(thread: ProposerThread) -> None:
