@@ -221,27 +221,18 @@ def _counting(make: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _adding(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) -> Callable[..., _Shown]:
+def _adding(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
     """`make`, whose methods carry `shown` in the metadata of their calls."""
 
-    def method(*args: object, **kwargs: object) -> _Shown:
-        return _Shown(make(*args, **kwargs), shown)
+    def method(*args: object, **kwargs: object) -> Callable[..., Any]:
+        made = make(*args, **kwargs)
+
+        def call(*given: object, metadata: Any = (), **named: object) -> Any:
+            return made(*given, metadata=(*(metadata or ()), *shown), **named)
+
+        return call
 
     return method
-
-
-class _Shown:
-    """A method as generated stubs call it: at once, or for later."""
-
-    def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:
-        self._method = method
-        self._shown = shown
-
-    def __call__(self, *given: object, metadata: Any = (), **named: object) -> object:
-        return self._method(*given, metadata=(*(metadata or ()), *self._shown), **named)
-
-    def future(self, *given: object, metadata: Any = (), **named: object) -> object:
-        return self._method.future(*given, metadata=(*(metadata or ()), *self._shown), **named)
 
 
 def distrust(details: str, address: str) -> str | None:
