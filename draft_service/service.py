@@ -65,20 +65,16 @@ class OrchestratorLink:
         self._push = push
 
     def send(self, replies: list[Reply]) -> None:
-        self._push(to_wire(replies))
-
-
-def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
-    message = draft_pb2.ConnectDraftResponse()
-    for reply in replies:
-        match reply:
-            case DraftedProposal(handle, proposal):
-                message.proposals.append(proposal_to_wire(proposal, handle))
-            case Opened(handle):
-                message.opened.add(handle=handle)
-            case Dropped(handle, code, text):
-                message.refused.add(handle=handle, code=code, message=text)
-    return message
+        message = draft_pb2.ConnectDraftResponse()
+        for reply in replies:
+            match reply:
+                case DraftedProposal(handle, proposal):
+                    message.proposals.append(proposal_to_wire(proposal, handle))
+                case Opened(handle):
+                    message.opened.add(handle=handle)
+                case Dropped(handle, code, text):
+                    message.refused.add(handle=handle, code=code, message=text)
+        self._push(message)
 
 
 def deliver(replies: Replies) -> None:

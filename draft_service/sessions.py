@@ -176,53 +176,14 @@ T = TypeVar("T")
 
 
 class Computed(NamedTuple):
-    """What a forward returned: what follows the i-th wanted row is in `answers`, or in row at[i] of `rows`."""
+    """What a forward returned: what follows the i-th wanted row is in `answers`, or in row at[i] of `rows`.
+
+    A model that takes texts in others' ids returns it (`draft_service.translation`).
+    """
 
     rows: Any
     at: Sequence[int]
     answers: dict[int, Drawn]
-
-
-class DraftModel:
-    """A model whose slots hold texts in its own ids; `draft_service.translation` has one that takes others', too.
-
-    As `specwire.core.model.SlotModel`, but for `forward`.
-    """
-
-    def __init__(self, model: SlotModel) -> None:
-        self.failed: frozenset[int] = frozenset()
-        self.slots = model.slots
-        self.branches = model.branches
-        self._model = model
-
-    def learn(self, told: LearnVocabulary) -> None:
-        """Hear of a target's vocabulary."""
-
-    def vocabularies_of(self, digest: str) -> Any:
-        """A `VocabularyMap` of a vocabulary that was told. Raises ValueError, which says why there is none."""
-        raise ValueError("is another one than this drafter's")
-
-    def translate(self, slot: int, vocabularies: Any) -> None:
-        """The empty slot is to hold a text in the target's ids."""
-        raise ValueError("is another one than this drafter's")
-
-    def cached(self, slot: int) -> int:
-        return self._model.cached(slot)
-
-    def rollback(self, slot: int, length: int) -> None:
-        self._model.rollback(slot, length)
-
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self._model.keep(slot, start, rows)
-
-    def discard(self, slot: int) -> None:
-        self._model.discard(slot)
-
-    def forward(self, feeds: Sequence[Feed]) -> Computed:
-        """As a model's, for feeds in the ids of each slot's vocabulary."""
-        computed = self._model.forward(feeds)
-        self.failed = self._model.failed
-        return Computed(computed, range(sum(feed.wanted for feed in feeds)), {})
 
 
 @dataclass(slots=True)
@@ -380,7 +341,7 @@ class Sessions:
         draw: Draw,
         deliver: Callable[[Replies], None],
         now_ns: Callable[[], int] = time.perf_counter_ns,
-        texts: Callable[[SlotModel], DraftModel] = DraftModel,
+        texts: Callable[[SlotModel], Any] | None = None,
     ) -> None:
         self._draw = draw
         self._now_ns = now_ns
@@ -388,8 +349,7 @@ class Sessions:
         self.step_began_s: float | None = None
         self._deliver = deliver
         self._lm, self._texts = model, texts
-        self._model = DraftModel(model)
-        self._translates = False
+        self._model: Any = model
         self._context, self._vocabulary = model.info.context, model.info.vocabulary
         self._free = list(range(model.slots))
         self._open: dict[Key, DraftingSession] = {}
@@ -445,8 +405,8 @@ class Sessions:
 
     def _learn(self, command: LearnVocabulary) -> None:
         """Once a vocabulary was told, slots may hold texts in its ids; before, nobody asks whose they are."""
-        if not self._translates:
-            self._model, self._translates = self._texts(self._lm), True
+        if self._model is self._lm and self._texts is not None:
+            self._model = self._texts(self._lm)
         self._model.learn(command)
 
     def _start(self, command: OpenSession) -> None:
@@ -656,7 +616,8 @@ class Sessions:
         ]
         for place in places:
             self._contained(place.drafting, place.drafting.ask, place.node)
-        computed = self._model.forward(feeds)
+        found = self._model.forward(feeds)
+        computed = found if isinstance(found, Computed) else Computed(found, range(len(places)), {})
         if self._model.failed:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
             # Neither request nor service is at fault, and the same text would fail again here.

@@ -11,7 +11,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 
-from draft_service.sessions import Computed, DraftModel, LearnVocabulary
+from draft_service.sessions import Computed, LearnVocabulary
 from specwire.core.draft import Drawn
 from specwire.core.model import Feed, SlotModel
 from specwire.rpc.process import say
@@ -95,14 +95,19 @@ class ForeignSlot:
         return not self.line or not self._text.complete
 
 
-class TranslatingModel(DraftModel):
+class TranslatingModel:
     """A model some of whose slots hold texts in another vocabulary's ids. Positions and lengths are those of the ids.
 
-    Slots that were not given a vocabulary are the model's own, and so are trees.
+    Slots that were not given a vocabulary are the model's own, and so are trees. As `specwire.core.model.SlotModel`,
+    but for `forward`.
     """
 
     def __init__(self, model: SlotModel) -> None:
-        super().__init__(model)
+        self.failed: frozenset[int] = frozenset()
+        self.slots = model.slots
+        self.branches = model.branches
+        self.keep = model.keep
+        self._model = model
         self._context = model.info.context
         self._own_tokens: TokenTable | None = None
         # What became of each vocabulary that was told, by its digest.
@@ -133,33 +138,32 @@ class TranslatingModel(DraftModel):
         return VocabularyMap(target, self._own_tokens)
 
     def vocabularies_of(self, digest: str) -> VocabularyMap:
-        """See `DraftModel`; the ValueError is a TokenizerError, which says why it cannot be drafted for."""
+        """Raises TokenizerError, which says why it cannot be drafted for."""
         found = self._known.get(digest, TokenizerError("was told too long ago"))
         if isinstance(found, TokenizerError):
             raise found
         return found
 
     def translate(self, slot: int, vocabularies: VocabularyMap) -> None:
+        """The empty slot is to hold a text in the target's ids."""
         self._foreign[slot] = ForeignSlot(vocabularies)
 
     def cached(self, slot: int) -> int:
         foreign = self._foreign.get(slot)
-        return super().cached(slot) if foreign is None else len(foreign.told)
+        return self._model.cached(slot) if foreign is None else len(foreign.told)
 
     def rollback(self, slot: int, length: int) -> None:
         foreign = self._foreign.get(slot)
         if foreign is None:
-            super().rollback(slot, length)
+            self._model.rollback(slot, length)
         else:
             foreign.go_back(length)
 
     def discard(self, slot: int) -> None:
         self._foreign.pop(slot, None)
-        super().discard(slot)
+        self._model.discard(slot)
 
     def forward(self, feeds: Sequence[Feed]) -> Computed:
-        if not self._foreign:
-            return super().forward(feeds)
         fed: list[Feed] = []
         at: list[int] = []
         answers: dict[int, Drawn] = {}

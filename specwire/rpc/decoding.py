@@ -51,13 +51,6 @@ def message_type(method: str, answer: bool = False) -> Descriptor | None:
     return kind
 
 
-def decoded(data: bytes, kind: Descriptor | None, deserialize: Deserialize, most: int = MOST_PARTS) -> object:
-    """Raises InvalidParameter: the message has too many parts or numbers; and as `deserialize`."""
-    if kind is not None and len(data) > SMALL_BYTES:
-        check_parts(data, kind, most)
-    return deserialize(data)
-
-
 def check_parts(data: bytes, kind: Descriptor, most: int = MOST_PARTS) -> None:
     """Raises InvalidParameter, also for what is no message: its beginning would be made before that is seen."""
     try:

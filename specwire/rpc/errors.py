@@ -27,7 +27,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from specwire.core.invalid import MOST_PARTS, InvalidParameter
-from specwire.rpc.decoding import NO_MESSAGE, SMALL_BYTES, Deserialize, decoded, message_type
+from specwire.rpc.decoding import NO_MESSAGE, SMALL_BYTES, Deserialize, check_parts, message_type
 
 # ----------------------------------------------------------------------------------------------------------------------
 # When to ask again: google.rpc.RetryInfo in a status, where clients of gRPC in any language look for it.
@@ -149,15 +149,19 @@ def reading(deserialize: Deserialize | None, kind: Descriptor | None, most: int 
     if deserialize is None:
         return None
 
-    def decode(data: bytes) -> object:
+    def decode(data: bytes, at_once: bool = False) -> object:
+        if len(data) > SMALL_BYTES and not at_once:
+            return partial(decode, data, True)
         try:
-            return decoded(data, kind, deserialize, most)
+            if at_once and kind is not None:
+                check_parts(data, kind, most)
+            return deserialize(data)
         except DecodeError:
             return InvalidParameter("request", NO_MESSAGE)
         except (StatusError, InvalidParameter) as error:
             return error
 
-    return lambda data: decode(data) if len(data) <= SMALL_BYTES else partial(decode, data)
+    return decode
 
 
 async def readable(message: Any) -> Any:
@@ -183,7 +187,8 @@ class ReadableStream:
         return self
 
     async def __anext__(self) -> Any:
-        return await readable(await anext(self._messages))
+        message = await anext(self._messages)
+        return await readable(message) if isinstance(message, (partial, Exception)) else message
 
 
 def _guard_coroutine(behaviour: Behaviour, method: str, received: Received) -> Behaviour:

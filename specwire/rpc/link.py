@@ -47,7 +47,9 @@ class Outbox(Generic[M]):
     What can wait, `push_later`, is made and sent one part at a time, each while nothing else is queued. So it takes
     neither the queue's room nor the time of others, however much it is and however slow the line.
 
-    Invariant: `_sizes` are the encoded sizes of the messages in `_queue`; together at most `most_queued` bytes.
+    `queued`: bytes that wait to be sent.
+
+    Invariant: `_sizes` are the encoded sizes of the messages in `_queue`; together `queued`, at most `most_queued`.
 
     Args:
         write: sends one message; waits while the peer's flow control is exhausted.
@@ -63,6 +65,7 @@ class Outbox(Generic[M]):
         stall_s: float = 10.0,
         most_queued: int = MOST_QUEUED_BYTES,
     ) -> None:
+        self.queued = 0
         self._write = write
         self._on_failure = on_failure
         self._stall_s = stall_s
@@ -75,11 +78,6 @@ class Outbox(Generic[M]):
         self._failed: LinkError | None = None
         self._closing = False
         self._task = self._loop.create_task(self._run(), name="outbox")
-
-    @property
-    def queued(self) -> int:
-        """Bytes that wait to be sent."""
-        return sum(self._sizes)
 
     @property
     def failed(self) -> LinkError | None:
@@ -95,6 +93,7 @@ class Outbox(Generic[M]):
             self._fail(LinkError(f"the peer does not read: more than {self._most_queued} bytes are queued for it"))
             self._task.cancel()
             return
+        self.queued += size
         if self._queue and self._sizes[-1] + size <= MERGE_BYTES:
             self._queue[-1].MergeFrom(part)
             self._sizes[-1] += size
@@ -132,7 +131,7 @@ class Outbox(Generic[M]):
                 self._wake = self._loop.create_future()
                 await self._wake
                 continue
-            self._sizes.popleft()
+            self.queued -= self._sizes.popleft()
             await self._send(self._queue.popleft())
 
     async def _send_later(self, parts: Iterator[M]) -> None:
@@ -164,7 +163,7 @@ class Outbox(Generic[M]):
         if self._failed or self._closing:
             self._failed = self._failed or error
             return
-        self._failed = error
+        self._failed, self.queued = error, 0
         self._later.clear()
         self._queue.clear()
         self._sizes.clear()
