@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from draft_service.dialler import DiallingDrafter
 from draft_service.service import DraftHandler, DraftServicer, LoadedDrafter
@@ -116,7 +117,7 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
         )
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(
-            registration, Role.DRAFTER, lambda: drafter.handler.info, server.address, drafter.sessions.load
+            registration, Role.DRAFTER, lambda: drafter.handler.info, server.address, drafter.load
         )
         started.pop_all()
     renewal = Renewal(options.origins, server.recheck)
@@ -166,7 +167,7 @@ async def _begun(
     drafter, registry = await load(options), Registry()
     started.push_async_callback(drafter.stop)
     drafter.handler.info.region = region
-    registry.add(DRAFTER, drafter.sessions.families)
+    registry.add(DRAFTER, drafter.families)
     registry.add(DRAFTER, process_families)
     if not options.metrics:
         return drafter, None
@@ -178,7 +179,7 @@ async def _begun(
 async def load(options: ModelServiceOptions, cores: frozenset[int] = frozenset()) -> LoadedDrafter:
     """A drafter whose thread runs; the caller stops it. Raises ModelError. cores: see ServiceThread."""
     share_machine()
-    loaded: list[Sessions] = []
+    loaded: list[Any] = []
 
     def load_in_thread(
         deliver: Callable[[Replies], None], go_on: GoOn
@@ -192,7 +193,7 @@ async def load(options: ModelServiceOptions, cores: frozenset[int] = frozenset()
         model = load_model(options.model, **options.loading())
         go_on()
         sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
-        loaded.append(sessions)
+        loaded.extend((sessions, model))
         return sessions, model_info_to_wire(
             model.info, model.slots, model.kv_bytes, convention_of(model.info.tokenizer_json)
         )

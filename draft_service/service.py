@@ -36,12 +36,15 @@ from specwire.core.draft import check_pace, check_tokens
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.core.law.sampling import Sampling
+from specwire.core.model import SlotModel
+from specwire.registry.entry import Load
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
 from specwire.rpc.decoding import portions
 from specwire.rpc.errors import StatusError, code_number
 from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
 from specwire.rpc.service_thread import ServiceThread
+from specwire.telemetry.metrics import Families, by_label, counter, gauge, histogram
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.constraints import Beginnings, Compiler, Found
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -111,7 +114,8 @@ class DraftHandler:
         """Where it has many parts, others of the event loop go on in between."""
         for portion in portions(message, IN_TURN):
             self.take_at_once(portion, link)
-            await asyncio.sleep(0)
+            if portion is not message:
+                await asyncio.sleep(0)
 
     def take_at_once(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
         """In the order that is right for a tick in which one session is opened, advanced and closed."""
@@ -229,6 +233,31 @@ class LoadedDrafter(NamedTuple):
     thread: DrafterThread
     handler: DraftHandler
     sessions: Sessions
+    model: SlotModel
+
+    def families(self) -> Families:
+        """Read beside the thread: each number is right by itself, and all are of about the same moment."""
+        tally, model = self.sessions.tally, self.model
+        used = sum(model.cached(slot) for slot in range(model.slots)) / (model.slots * model.info.context)
+        open_ones, refused = {"open": len(self.sessions)}, dict(tally.refused)
+        yield by_label(gauge, "sessions", "Sessions by state.", "state", open_ones)
+        yield counter("sessions_opened_total", "Sessions that were opened.", tally.opened)
+        yield by_label(
+            counter, "sessions_refused_total", "Sessions that were not served, by status.", "status", refused
+        )
+        yield gauge("slots", "Sessions that fit at once.", model.slots)
+        yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", used)
+        yield histogram("forward_seconds", "Forwards of the model, and drawing from them.", tally.forward_s)
+        yield histogram("batch_rows", "Rows of a forward.", tally.rows)
+        yield counter("drafted_tokens_total", "Draft tokens drawn.", tally.drafted)
+        yield counter("proposed_tokens_total", "Draft tokens sent in proposals.", tally.proposed)
+        yield counter("due_positions_total", "Decided positions within the run-ahead.", tally.due)
+        yield counter("late_positions_total", "Those of them for which nothing was proposed in time.", tally.late)
+        yield counter("rollbacks_total", "Contradicted chains: the cache goes back.", tally.rollbacks)
+
+    def load(self) -> Load:
+        """The load that the registry is told."""
+        return Load(len(self.sessions), 0, max(0, self.model.slots - len(self.sessions)))
 
     async def stop(self) -> None:
         """End the thread, and the handler's tasks. Idempotent."""

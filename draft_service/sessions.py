@@ -33,9 +33,7 @@ from specwire.core.law.sampling import Sampling, Seen, seen_in
 from specwire.core.messages import Pace, Proposal
 from specwire.core.model import Feed, SlotModel, TreeFeed
 from specwire.core.text import extend_hash
-from specwire.registry.entry import Load
 from specwire.rpc.service_thread import Inbox, Stop
-from specwire.telemetry.metrics import Families, by_label, counter, gauge, histogram
 from specwire.telemetry.tally import DrafterTally
 
 log = logging.getLogger(__name__)
@@ -671,32 +669,6 @@ class Sessions:
     def _drop_all(self, batch: list[DraftingSession], code: Code, message: str) -> None:
         for drafting in batch:
             self._drop((drafting.link, drafting.handle), code, message)
-
-    # Figures
-
-    def families(self) -> Families:
-        """Read beside the thread: each number is right by itself, and all are of about the same moment."""
-        tally, model = self.tally, self._lm
-        used = sum(model.cached(slot) for slot in range(model.slots)) / (model.slots * self._context)
-        refused = dict(tally.refused)
-        yield by_label(gauge, "sessions", "Sessions by state.", "state", {"open": len(self)})
-        yield counter("sessions_opened_total", "Sessions that were opened.", tally.opened)
-        yield by_label(
-            counter, "sessions_refused_total", "Sessions that were not served, by status.", "status", refused
-        )
-        yield gauge("slots", "Sessions that fit at once.", model.slots)
-        yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", used)
-        yield histogram("forward_seconds", "Forwards of the model, and drawing from them.", tally.forward_s)
-        yield histogram("batch_rows", "Rows of a forward.", tally.rows)
-        yield counter("drafted_tokens_total", "Draft tokens drawn.", tally.drafted)
-        yield counter("proposed_tokens_total", "Draft tokens sent in proposals.", tally.proposed)
-        yield counter("due_positions_total", "Decided positions within the run-ahead.", tally.due)
-        yield counter("late_positions_total", "Those of them for which nothing was proposed in time.", tally.late)
-        yield counter("rollbacks_total", "Contradicted chains: the cache goes back.", tally.rollbacks)
-
-    def load(self) -> Load:
-        """The load that the registry is told."""
-        return Load(len(self), 0, max(0, self._model.slots - len(self)))
 
     # Replies
 

@@ -238,7 +238,7 @@ class DrafterParty(Party):
         drafter: Any = self.strand
         info = lm.described(hardware.place)
         handler = DraftHandler(drafter, info)
-        loaded = LoadedDrafter(drafter, handler, self.strand.book)
+        loaded = LoadedDrafter(drafter, handler, self.strand.book, lm)
         if self._dials:
             self._services = [DiallingDrafter(loaded, each, None, self._token) for each in self._dials]
             return

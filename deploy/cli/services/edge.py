@@ -163,7 +163,7 @@ async def start(options: EdgeOptions) -> RunningEdge:
         figures = Registry()
         drafter = await draft_service.server.load(options.drafting)
         drafter.handler.info.region = serving.registration.region
-        figures.add(draft_service.server.DRAFTER, drafter.sessions.families)
+        figures.add(draft_service.server.DRAFTER, drafter.families)
         local = LocalDrafter(drafter.thread, drafter.handler)
         parts.push_async_callback(local.stop)
         running = await orchestrator.server.start(serving)
