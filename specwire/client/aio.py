@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message as ProtoMessage
 
 from specwire.client.events import (
     Completion,
@@ -42,7 +43,6 @@ from specwire.client.stream import (
     PATIENCE_S,
     Attempts,
     Request,
-    Response,
     Resumption,
     event_from_wire,
     scores_from_wire,
@@ -60,20 +60,8 @@ SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_n
 
 Stub = generation_pb2_grpc.GenerationServiceStub
 T = TypeVar("T")
-Q = TypeVar("Q", contravariant=True)
-A = TypeVar("A", covariant=True)
-
-
-class Stream(Protocol):
-    """A server stream as gRPC gives it."""
-
-    def __aiter__(self) -> AsyncIterator[Response]: ...
-
-    def cancel(self) -> object: ...
-
-
-class Unary(Protocol[Q, A]):
-    def __call__(self, request: Q, *, timeout: float) -> Awaitable[A]: ...
+# A method of the stub, which has no types: a request and its timeout go in.
+Unary = Callable[..., Awaitable[T]]
 
 
 class Concurrency:
@@ -125,7 +113,7 @@ class _Endpoint:
     async def events(self, request: Request, timeout: float) -> AsyncGenerator[Event, None]:
         method = "Watch" if isinstance(request, generation_pb2.WatchRequest) else "Generate"
         span, problem = begin(f"{SERVICE}/{method}", Side.CLIENT), ""
-        stream: Stream = getattr(self.stub, method)(request, timeout=timeout, metadata=metadata_of(span))
+        stream: Any = getattr(self.stub, method)(request, timeout=timeout, metadata=metadata_of(span))
         try:
             async for message in stream:
                 yield event_from_wire(message)
@@ -137,7 +125,7 @@ class _Endpoint:
             stream.cancel()
             span.end(problem)
 
-    async def ask(self, method: Unary[Q, A], request: Q, timeout: float) -> A:
+    async def ask(self, method: Unary[T], request: ProtoMessage, timeout: float) -> T:
         try:
             return await method(request, timeout=timeout)
         except grpc.RpcError as error:
@@ -341,7 +329,7 @@ class AsyncClient:
                 wait = attempts.after(error, self._loop.now())
             await self._pause(wait)
 
-    async def _ask(self, method: Callable[[Stub], Unary[Q, A]], request: Q, timeout: float) -> A:
+    async def _ask(self, method: Callable[[Stub], Unary[T]], request: ProtoMessage, timeout: float) -> T:
         attempts = self._attempts(timeout)
         while True:
             endpoint = self._endpoints[attempts.current]
