@@ -643,7 +643,8 @@ class Sessions:
 
     def _lacks(self, drafting: DraftingSession) -> int:
         """How many tokens of its decided text the slot lacks."""
-        return max(0, drafting.session.decided - self._model.cached(drafting.slot))
+        cached: int = self._model.cached(drafting.slot)
+        return max(0, drafting.session.decided - cached)
 
     def _feed(self, drafting: DraftingSession, nodes: Sequence[DraftNode], portion: int) -> Feed:
         """The nodes to extend; while that is the text's last token, the part of the text that the slot lacks.

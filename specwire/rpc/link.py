@@ -421,14 +421,7 @@ class Link(Generic[Request, Response]):
         listener: Listener[Response],
     ) -> str:
         broken: list[LinkError] = []
-        ended: list[str] = []
-
-        def note(done: grpc.aio.Call) -> None:
-            """The first status that is told. A write that meets the end has gRPC put an INTERNAL of its own there."""
-            ended.append(f"{immediate(done.code()).name}: {immediate(done.details())}")
-
-        if isinstance(call, grpc.aio.Call):  # one within this process keeps to what it told first
-            call.add_done_callback(note)
+        ending = _FirstStatus(call)
 
         def on_failure(error: LinkError) -> None:
             broken.append(error)
@@ -452,7 +445,7 @@ class Link(Generic[Request, Response]):
         except InvalidParameter as error:
             return self._unreadable(error)
         except grpc.RpcError as error:
-            return ended[0] if ended else describe(error)
+            return ending.told or describe(error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -465,6 +458,22 @@ class Link(Generic[Request, Response]):
             finally:
                 await outbox.close(flush_s=0.2)
                 call.cancel()
+
+
+class _FirstStatus:
+    """The status of a call as it is told first. A write that meets the end has gRPC put an INTERNAL of its own there.
+
+    A call within this process keeps to what is told first: `told` stays "".
+    """
+
+    def __init__(self, call: object) -> None:
+        self.told = ""
+        if isinstance(call, grpc.aio.Call):
+            call.add_done_callback(self._note)
+
+    def _note(self, call: grpc.aio.Call) -> None:
+        if not self.told:
+            self.told = f"{immediate(call.code()).name}: {immediate(call.details())}"
 
 
 def describe(error: BaseException) -> str:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from specwire.progress import LAST_LINE
 
@@ -62,7 +62,6 @@ class Running(Protocol):
 
 
 R = TypeVar("R", bound=Running)
-T = TypeVar("T")
 
 
 class Footprint(NamedTuple):
@@ -162,7 +161,7 @@ async def _failure_unless(signalled: asyncio.Event, running: R) -> str | None:
         failure.cancel()
 
 
-async def _done_or(signalled: asyncio.Event, waited: asyncio.Future[T]) -> None:
+async def _done_or(signalled: asyncio.Event, waited: asyncio.Future[Any]) -> None:
     signal_wait = asyncio.ensure_future(signalled.wait())
     try:
         await asyncio.wait({waited, signal_wait}, return_when=asyncio.FIRST_COMPLETED)

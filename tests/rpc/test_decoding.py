@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.core.invalid import MOST_NUMBERS, MOST_PARTS, InvalidParameter
-from specwire.rpc import errors
 from specwire.rpc.decoding import PARTS_AT_ONCE, SMALL_BYTES, check_parts, message_type, portions
 from specwire.rpc.errors import readable, reading
 from specwire.v1 import common_pb2, generation_pb2_grpc, verify_pb2
@@ -112,13 +111,12 @@ def test_every_method_s_request_is_known() -> None:
 async def test_a_caller_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large message is counted and decoded by another thread than the event loop's."""
     threads: set[int] = set()
-    counting = errors.check_parts
 
     def counted(data: bytes, kind: Descriptor, most: int) -> None:
         threads.add(threading.get_ident())
-        counting(data, kind, most)
+        check_parts(data, kind, most)
 
-    monkeypatch.setattr(errors, "check_parts", counted)
+    monkeypatch.setattr("specwire.rpc.errors.check_parts", counted)
     async with stack() as parts, grpc.aio.insecure_channel(parts.orchestrator.address) as channel:
         call = channel.unary_stream("/specwire.v1.GenerationService/Generate", None, pb.GenerateResponse.FromString)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
