@@ -274,8 +274,7 @@ lint-rest: $(STAMP)
 	$(BIN)/python -m scripts.proto --check
 	$(BIN)/python -m scripts.protocol_table --check
 	$(BIN)/python -m scripts.figures --check
-	echo "lint: generated references, the blocking client"
-	$(BIN)/python -m scripts.blocking_client --check
+	echo "lint: generated references"
 	$(BIN)/python -m scripts.api --check
 	$(BIN)/python -m scripts.cli_reference --check
 	echo "lint: files of deploy/, lines of pages"

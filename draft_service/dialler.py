@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -27,8 +27,6 @@ from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 JOIN_LIMIT = 20.0
 FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 10.0
-# Redialling slows down after links shorter than this: what broke them may still be there.
-STABLE = 5.0
 # Statuses that do not change by asking again.
 FINAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -46,23 +44,25 @@ class JoinRefused(Exception):
 
 
 class Dialler:
-    """Keeps a link to the orchestrator at `address`; `joined` is set once it has been up, and so is `any_joined`.
+    """Keeps a link to the orchestrator at `address`; `joined` once it has been up, and then `any_joined` is set.
 
-    `up`: the link is.
+    `up`: the link is. `task`: runs it. `missing_since`: when the cloud stopped telling of it; None where it tells.
     """
+
+    task: asyncio.Task[None]
 
     def __init__(
         self,
         address: str,
         tls: ClientTls | None,
         handler: DraftHandler,
-        token: Token | str = "",
-        any_joined: asyncio.Event | None = None,
+        token: Token | str,
+        any_joined: asyncio.Event,
     ) -> None:
         self.address = address
-        self.joined = asyncio.Event()
-        self.up = False
-        self._any_joined = any_joined or asyncio.Event()
+        self.joined = self.up = False
+        self.missing_since: float | None = None
+        self._any_joined = any_joined
         self._tls = tls
         self._token = token
         self._handler = handler
@@ -84,9 +84,7 @@ class Dialler:
             if reason != self._said:
                 say(f"specwire draft: {reason}; dialling again")
             self._said = reason
-            if loop.time() - began > STABLE:
-                self._backoff.reset()
-            await asyncio.sleep(max(self._backoff.next(), self._wait))
+            await asyncio.sleep(max(self._backoff.next(loop.time() - began), self._wait))
 
     async def _talk_once(self) -> str:
         """One connection from start to end; returns why it ended."""
@@ -132,10 +130,9 @@ class Dialler:
         async with asyncio.timeout(JOIN_LIMIT):
             message = await readable(await call.read())
         if isinstance(message, draft_pb2.JoinResponse):
-            if self.joined.is_set():
+            if self.joined:
                 say(f"specwire draft: joined {self.address} again")
-            self._said, self.up = "", True
-            self.joined.set()
+            self._said, self.up, self.joined = "", True, True
             self._any_joined.set()
         while isinstance(message, draft_pb2.JoinResponse):
             await self._handler.take(message.told, link)
@@ -146,13 +143,13 @@ class Dialler:
         """Why the link is down, in one sentence; JoinRefused if it will stay so."""
         if code is grpc.StatusCode.UNIMPLEMENTED:
             raise JoinRefused(f"{self.address} does not let drafters dial in (--accept-drafters)")
-        if code is grpc.StatusCode.UNAUTHENTICATED and self.joined.is_set():  # what it shows may be renewed
+        if code is grpc.StatusCode.UNAUTHENTICATED and self.joined:  # what it shows may be renewed
             return f"{self.address} refused this drafter: {details}"
         if code in FINAL:
             raise JoinRefused(f"{self.address} refused this drafter: {details}")
         if code is grpc.StatusCode.UNAVAILABLE:
             untrusted = distrust(details, self.address)
-            if untrusted and not self.joined.is_set():  # it worked before, so it may work again
+            if untrusted and not self.joined:  # it worked before, so it may work again
                 raise JoinRefused(untrusted)
             return unreachable(details, self.address, tls=self._tls is not None) or f"{self.address}: {details}"
         return f"{self.address} ended the link: {code.name}: {details}"
@@ -161,15 +158,6 @@ class Dialler:
 # Seconds between two looks at who is there, and for which an orchestrator that is not told any more is still dialled.
 LOOK_S = 1.0
 GIVEN_UP_S = 10.0
-
-
-@dataclass(slots=True)
-class Dialling:
-    """One orchestrator that is dialled. missing_since: when the cloud stopped telling of it; None where it tells."""
-
-    dialler: Dialler
-    task: asyncio.Task[None]
-    missing_since: float | None = None
 
 
 class DiallingDrafter:
@@ -200,7 +188,7 @@ class DiallingDrafter:
         self._directory = directory
         self._joined = asyncio.Event()
         self._named = tuple(filter(None, (address, *also)))
-        self._dialled: dict[str, Dialling] = {}
+        self._dialled: dict[str, Dialler] = {}
         for each in self._named:
             self._start(each)
         self._looking = None if directory is None else asyncio.create_task(self._look(directory), name="orchestrators")
@@ -208,12 +196,12 @@ class DiallingDrafter:
     @property
     def address(self) -> str:
         """Names of whom it dials, for people."""
-        joined = [address for address, each in self._dialled.items() if each.dialler.joined.is_set()]
+        joined = [address for address, each in self._dialled.items() if each.joined]
         return ", ".join(self._named if self._directory is None else joined)
 
     def _start(self, address: str) -> None:
-        dialler = Dialler(address, self._tls, self._drafter.handler, self._token, self._joined)
-        self._dialled[address] = Dialling(dialler, asyncio.create_task(self._dial(dialler)))
+        self._dialled[address] = each = Dialler(address, self._tls, self._drafter.handler, self._token, self._joined)
+        each.task = asyncio.create_task(self._dial(each))
 
     async def _dial(self, dialler: Dialler) -> None:
         try:
@@ -245,7 +233,7 @@ class DiallingDrafter:
                 each.missing_since = None
                 continue
             each.missing_since = now if each.missing_since is None else each.missing_since
-            if not each.dialler.up and (each.task.done() or now - each.missing_since > GIVEN_UP_S):
+            if not each.up and (each.task.done() or now - each.missing_since > GIVEN_UP_S):
                 each.task.cancel()
                 del self._dialled[address]
 
@@ -254,26 +242,13 @@ class DiallingDrafter:
 
         One that is told later may want it, so where a cloud is asked nobody's refusal is the end.
         """
-        refused = asyncio.ensure_future(self._refused())
-        joined = asyncio.ensure_future(self._joined.wait())
-        try:
-            await asyncio.wait({refused, joined}, return_when=asyncio.FIRST_COMPLETED)
-            if refused.done() and not self._joined.is_set():
-                self._dialled[self._named[0]].task.result()
-        finally:
-            for each in (refused, joined):
-                each.cancel()
+        await _first(self._refused(), self._joined.wait())
+        if not self._joined.is_set():
+            self._dialled[self._named[0]].task.result()
 
     async def failed(self) -> str:
         """Return, with the reason, once no orchestrator can be served any more."""
-        broken = asyncio.ensure_future(self._drafter.thread.failed())
-        refused = asyncio.ensure_future(self._refused())
-        try:
-            await asyncio.wait({broken, refused}, return_when=asyncio.FIRST_COMPLETED)
-            return (broken if broken.done() else refused).result()
-        finally:
-            broken.cancel()
-            refused.cancel()
+        return str(await _first(self._drafter.thread.failed(), self._refused()))
 
     async def _refused(self) -> str:
         """Why all orchestrators refuse it, once they do; never returns where a cloud may tell of others."""
@@ -300,6 +275,17 @@ class DiallingDrafter:
         await self._drafter.stop()
         if self.metrics is not None:
             await self.metrics.stop()
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> object:
+    """What the first of them returns that ends; the others are waited for no more."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def introduction(info: common_pb2.GetModelInfoResponse) -> common_pb2.GetModelInfoResponse:

@@ -7,12 +7,14 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
-from draft_service.commands import Command, Replies
 from draft_service.dialler import DiallingDrafter
-from draft_service.service import DrafterFigures, DraftHandler, DraftServicer, LoadedDrafter
+from draft_service.service import DraftHandler, DraftServicer, LoadedDrafter
+from draft_service.sessions import Command, Replies, Sessions
 from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options
+from specwire.registry.directory import Registrar
 from specwire.registry.entry import Role
 from specwire.registry.options import (
     NO_CLOUD,
@@ -23,7 +25,6 @@ from specwire.registry.options import (
     register_model,
     registry_of,
 )
-from specwire.registry.registrar import Registrar
 from specwire.registry.service import RemoteDirectory
 from specwire.rpc.channel import check_token_is_safe
 from specwire.rpc.keys import Token, read_peer_token
@@ -39,7 +40,7 @@ from specwire.rpc.server_options import (
     model_options,
     run_model_service,
 )
-from specwire.rpc.service_thread import GoOn, Load, Runnable, ServiceThread
+from specwire.rpc.service_thread import GoOn, Runnable, ServiceThread
 from specwire.rpc.tls import ClientTls, client_tls
 from specwire.telemetry.metrics import MetricsListener, Registry, listen, process_families
 from specwire.telemetry.options import telemetry_of
@@ -106,24 +107,17 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
     """
     registration.check_listen(options.listen)
     check_free(options.listened)
-    registry = Registry()
-    drafter = await _loaded(options, registry, registration.region)
-    servicer = DraftServicer(drafter.handler)
-    service = Service(
-        SERVICE,
-        lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
-        options.access,
-    )
     async with AsyncExitStack() as started:
-        started.push_async_callback(drafter.stop)
-        metrics = await _listen(registry, options, started)
+        drafter, metrics = await _begun(options, registration.region, started)
+        servicer = DraftServicer(drafter.handler)
+        service = Service(
+            SERVICE,
+            lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
+            options.keys,
+        )
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = register_model(
-            registration,
-            Role.DRAFTER,
-            lambda: drafter.handler.info,
-            server.address,
-            lambda: drafter.figures.load(),
+            registration, Role.DRAFTER, lambda: drafter.handler.info, server.address, drafter.load
         )
         started.pop_all()
     renewal = Renewal(options.origins, server.recheck)
@@ -154,11 +148,8 @@ async def dial_in(
         JoinRefused: no orchestrator will have this drafter.
     """
     check_free([("metrics", options.metrics)] if options.metrics else [])
-    registry = Registry()
-    drafter = await _loaded(options, registry, region)
     async with AsyncExitStack() as started:
-        started.push_async_callback(drafter.stop)
-        metrics = await _listen(registry, options, started)
+        drafter, metrics = await _begun(options, region, started)
         shown = [None if tls is None else tls.origin, token.origin if isinstance(token, Token) else None]
         renewal = Renewal([*options.origins, *shown])
         told = RemoteDirectory(cloud, Role.ORCHESTRATOR, tls, token, region) if cloud.address else None
@@ -169,41 +160,31 @@ async def dial_in(
     return running
 
 
-async def _loaded(options: ModelServiceOptions, registry: Registry, region: str) -> LoadedDrafter:
-    """A drafter whose figures are in `registry`. Raises ModelError."""
-    drafter = await load(options)
+async def _begun(
+    options: ModelServiceOptions, region: str, started: AsyncExitStack
+) -> tuple[LoadedDrafter, MetricsListener | None]:
+    """A drafter, and who tells its figures; `started` stops both. Raises ModelError, ListenError."""
+    drafter, registry = await load(options), Registry()
+    started.push_async_callback(drafter.stop)
     drafter.handler.info.region = region
-    registry.add(DRAFTER, lambda: drafter.figures.families())
-    return drafter
-
-
-async def _listen(registry: Registry, options: ModelServiceOptions, started: AsyncExitStack) -> MetricsListener | None:
-    """Raises ListenError."""
+    registry.add(DRAFTER, drafter.families)
     registry.add(DRAFTER, process_families)
     if not options.metrics:
-        return None
+        return drafter, None
     metrics = await listen(registry, options.metrics, options.tls)
     started.push_async_callback(metrics.stop)
-    return metrics
+    return drafter, metrics
 
 
 async def load(options: ModelServiceOptions, cores: frozenset[int] = frozenset()) -> LoadedDrafter:
     """A drafter whose thread runs; the caller stops it. Raises ModelError. cores: see ServiceThread."""
     share_machine()
-    figures = DrafterFigures()
-    thread = ServiceThread(DRAFTER, _loader(options, figures), cores=cores)
-    return LoadedDrafter(thread, DraftHandler(thread, await thread.start()), figures)
+    loaded: list[Any] = []
 
-
-def _loader(
-    options: ModelServiceOptions, figures: DrafterFigures
-) -> Load[Replies, Command, common_pb2.GetModelInfoResponse]:
-    def load(
+    def load_in_thread(
         deliver: Callable[[Replies], None], go_on: GoOn
     ) -> tuple[Runnable[Command], common_pb2.GetModelInfoResponse]:
         # these import torch, which a process that only parses its arguments does not need
-        from draft_service.metrics import families, load_of
-        from draft_service.sessions import Sessions
         from draft_service.translation import TranslatingModel
         from specwire.lm import load_model
         from specwire.lm.guesses import guesses
@@ -212,13 +193,14 @@ def _loader(
         model = load_model(options.model, **options.loading())
         go_on()
         sessions = Sessions(model, guesses, deliver, texts=TranslatingModel)
-        figures.families = lambda: families(sessions, model)
-        figures.load = lambda: load_of(sessions, model)
+        loaded.extend((sessions, model))
         return sessions, model_info_to_wire(
             model.info, model.slots, model.kv_bytes, convention_of(model.info.tokenizer_json)
         )
 
-    return load
+    thread = ServiceThread(DRAFTER, load_in_thread, cores=cores)
+    handler = DraftHandler(thread, await thread.start())
+    return LoadedDrafter(thread, handler, *loaded)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
-from draft_service.commands import (
+from draft_service.sessions import (
     AdvanceSession,
     BeginSession,
     CloseSession,
@@ -30,19 +30,21 @@ from draft_service.commands import (
     OpenSession,
     Replies,
     Reply,
+    Sessions,
 )
 from specwire.core.draft import check_pace, check_tokens
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint
 from specwire.core.law.sampling import Sampling
-from specwire.registry.entry import NO_LOAD, Load
+from specwire.core.model import SlotModel
+from specwire.registry.entry import Load
 from specwire.rpc.convert import pace_from_wire, proposal_to_wire, sampling_from_wire
 from specwire.rpc.decoding import portions
 from specwire.rpc.errors import StatusError, code_number
 from specwire.rpc.link import Outbox
 from specwire.rpc.model_info import answer
 from specwire.rpc.service_thread import ServiceThread
-from specwire.telemetry.metrics import Families
+from specwire.telemetry.metrics import Families, by_label, counter, gauge, histogram
 from specwire.telemetry.tracing import LinkSpans
 from specwire.text.constraints import Beginnings, Compiler, Found
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -66,20 +68,16 @@ class OrchestratorLink:
         self._push = push
 
     def send(self, replies: list[Reply]) -> None:
-        self._push(to_wire(replies))
-
-
-def to_wire(replies: list[Reply]) -> draft_pb2.ConnectDraftResponse:
-    message = draft_pb2.ConnectDraftResponse()
-    for reply in replies:
-        match reply:
-            case DraftedProposal(handle, proposal):
-                message.proposals.append(proposal_to_wire(proposal, handle))
-            case Opened(handle):
-                message.opened.add(handle=handle)
-            case Dropped(handle, code, text):
-                message.refused.add(handle=handle, code=code, message=text)
-    return message
+        message = draft_pb2.ConnectDraftResponse()
+        for reply in replies:
+            match reply:
+                case DraftedProposal(handle, proposal):
+                    message.proposals.append(proposal_to_wire(proposal, handle))
+                case Opened(handle):
+                    message.opened.add(handle=handle)
+                case Dropped(handle, code, text):
+                    message.refused.add(handle=handle, code=code, message=text)
+        self._push(message)
 
 
 def deliver(replies: Replies) -> None:
@@ -116,7 +114,8 @@ class DraftHandler:
         """Where it has many parts, others of the event loop go on in between."""
         for portion in portions(message, IN_TURN):
             self.take_at_once(portion, link)
-            await asyncio.sleep(0)
+            if portion is not message:
+                await asyncio.sleep(0)
 
     def take_at_once(self, message: draft_pb2.ConnectDraftRequest, link: OrchestratorLink) -> None:
         """In the order that is right for a tick in which one session is opened, advanced and closed."""
@@ -228,20 +227,37 @@ def _for_another_vocabulary(sampling: Sampling) -> Sampling:
     return replace(sampling, constraint=None)
 
 
-class DrafterFigures:
-    """Where a drafter's figures are read; set by the thread that makes what knows them."""
-
-    def __init__(self) -> None:
-        self.families: Callable[[], Families] = lambda: ()
-        self.load: Callable[[], Load] = lambda: NO_LOAD
-
-
 class LoadedDrafter(NamedTuple):
-    """A drafter whose thread runs, its handler, and its figures."""
+    """A drafter whose thread runs, its handler, and what its figures are read of."""
 
     thread: DrafterThread
     handler: DraftHandler
-    figures: DrafterFigures
+    sessions: Sessions
+    model: SlotModel
+
+    def families(self) -> Families:
+        """Read beside the thread: each number is right by itself, and all are of about the same moment."""
+        tally, model = self.sessions.tally, self.model
+        used = sum(model.cached(slot) for slot in range(model.slots)) / (model.slots * model.info.context)
+        open_ones, refused = {"open": len(self.sessions)}, dict(tally.refused)
+        yield by_label(gauge, "sessions", "Sessions by state.", "state", open_ones)
+        yield counter("sessions_opened_total", "Sessions that were opened.", tally.opened)
+        yield by_label(
+            counter, "sessions_refused_total", "Sessions that were not served, by status.", "status", refused
+        )
+        yield gauge("slots", "Sessions that fit at once.", model.slots)
+        yield gauge("kv_cache_usage_ratio", "Positions in use of all there are.", used)
+        yield histogram("forward_seconds", "Forwards of the model, and drawing from them.", tally.forward_s)
+        yield histogram("batch_rows", "Rows of a forward.", tally.rows)
+        yield counter("drafted_tokens_total", "Draft tokens drawn.", tally.drafted)
+        yield counter("proposed_tokens_total", "Draft tokens sent in proposals.", tally.proposed)
+        yield counter("due_positions_total", "Decided positions within the run-ahead.", tally.due)
+        yield counter("late_positions_total", "Those of them for which nothing was proposed in time.", tally.late)
+        yield counter("rollbacks_total", "Contradicted chains: the cache goes back.", tally.rollbacks)
+
+    def load(self) -> Load:
+        """The load that the registry is told."""
+        return Load(len(self.sessions), 0, max(0, self.model.slots - len(self.sessions)))
 
     async def stop(self) -> None:
         """End the thread, and the handler's tasks. Idempotent."""
@@ -269,10 +285,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         """End every link: their sessions only get slower, and their orchestrators may find another drafter."""
         if not self._leaving.done():
             self._leaving.set_result(None)
-
-    async def stop(self) -> None:
-        """Stop; to be called after the links have ended."""
-        await self._handler.stop()
 
     async def GetModelInfo(
         self, request: common_pb2.GetModelInfoRequest, _: Context

@@ -10,28 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import exp
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from draft_service.commands import (
-    AdvanceSession,
-    BeginSession,
-    CloseSession,
-    Command,
-    DraftedProposal,
-    Dropped,
-    LearnVocabulary,
-    LoseLink,
-    Opened,
-    OpenSession,
-    Replies,
-    Reply,
-    ReplyLink,
-)
 from specwire.core.draft import (
     MOST_CANDIDATES,
     CandidateRates,
@@ -46,12 +30,127 @@ from specwire.core.draft import (
 from specwire.core.invalid import Code, InvalidParameter
 from specwire.core.law.constraint import Mask, Matcher, open_ids
 from specwire.core.law.sampling import Sampling, Seen, seen_in
+from specwire.core.messages import Pace, Proposal
 from specwire.core.model import Feed, SlotModel, TreeFeed
 from specwire.core.text import extend_hash
 from specwire.rpc.service_thread import Inbox, Stop
 from specwire.telemetry.tally import DrafterTally
 
 log = logging.getLogger(__name__)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the event loop tells the drafter's thread, and what that thread tells links.
+#
+# All of it is validated, but for the ids of an advance: the thread knows whose vocabulary they are of.
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedProposal:
+    """A chunk of a session's chain."""
+
+    handle: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The session is refused or dropped, with a gRPC status code (its number) and one sentence."""
+
+    handle: int
+    code: int
+    message: str
+
+
+Reply = Opened | DraftedProposal | Dropped
+
+
+class ReplyLink(Protocol):
+    """A connected orchestrator, whose handles mean nothing on another link."""
+
+    def send(self, replies: list[Reply]) -> None:
+        """Say them, in order; called in the event loop, never blocks."""
+        ...
+
+
+# What the drafter's thread reports at a time.
+Replies = dict[ReplyLink, list[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Draft for a text; replaces the session of an open handle.
+
+    prompt_length: None where it is unknown. number: of this opening; a BeginSession with that number follows where the
+    session has a constraint. vocabulary: digest of the target's, as it was told; "" where it is the drafter's own.
+    """
+
+    link: ReplyLink
+    handle: int
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    pace: Pace
+    epoch: int = 0
+    prompt_length: int | None = None
+    number: int = 0
+    vocabulary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSession:
+    """The constraint of a session; None: draft without one, and let the target refuse what is not allowed."""
+
+    link: ReplyLink
+    handle: int
+    number: int
+    matcher: Matcher | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceSession:
+    link: ReplyLink
+    handle: int
+    position: int
+    tokens: tuple[int, ...]
+    pace: Pace
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LearnVocabulary:
+    """A target's vocabulary, which is not the drafter's. `digest` is over all of it; width: ids are below that.
+
+    tokenizer_zlib: not trusted.
+    """
+
+    digest: str
+    tokenizer_zlib: bytes
+    width: int
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    link: ReplyLink
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoseLink:
+    """The link is gone, and its sessions with it."""
+
+    link: ReplyLink
+
+
+Command = OpenSession | BeginSession | AdvanceSession | CloseSession | LoseLink | LearnVocabulary
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the thread drafts with.
 
 # How long after a forward a constraint may answer before its token is drafted without.
 MOST_LATE_S = 0.02
@@ -71,56 +170,18 @@ KEPT_SHARE, LONGEST_COUNTED, LEAST_SPREAD = 0.98, 3.0, 0.25
 FAILED = "the drafter failed at this text; its log says why"
 
 Key = tuple[ReplyLink, int]
+T = TypeVar("T")
 
 
 class Computed(NamedTuple):
-    """What a forward returned: what follows the i-th wanted row is in `answers`, or in row at[i] of `rows`."""
+    """What a forward returned: what follows the i-th wanted row is in `answers`, or in row at[i] of `rows`.
+
+    A model that takes texts in others' ids returns it (`draft_service.translation`).
+    """
 
     rows: Any
     at: Sequence[int]
     answers: dict[int, Drawn]
-
-
-class DraftModel:
-    """A model whose slots hold texts in its own ids; `draft_service.translation` has one that takes others', too.
-
-    As `specwire.core.model.SlotModel`, but for `forward`.
-    """
-
-    def __init__(self, model: SlotModel) -> None:
-        self.failed: frozenset[int] = frozenset()
-        self.slots = model.slots
-        self.branches = model.branches
-        self._model = model
-
-    def learn(self, told: LearnVocabulary) -> None:
-        """Hear of a target's vocabulary."""
-
-    def vocabularies_of(self, digest: str) -> Any:
-        """A `VocabularyMap` of a vocabulary that was told. Raises ValueError, which says why there is none."""
-        raise ValueError("is another one than this drafter's")
-
-    def translate(self, slot: int, vocabularies: Any) -> None:
-        """The empty slot is to hold a text in the target's ids."""
-        raise ValueError("is another one than this drafter's")
-
-    def cached(self, slot: int) -> int:
-        return self._model.cached(slot)
-
-    def rollback(self, slot: int, length: int) -> None:
-        self._model.rollback(slot, length)
-
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self._model.keep(slot, start, rows)
-
-    def discard(self, slot: int) -> None:
-        self._model.discard(slot)
-
-    def forward(self, feeds: Sequence[Feed]) -> Computed:
-        """As a model's, for feeds in the ids of each slot's vocabulary."""
-        computed = self._model.forward(feeds)
-        self.failed = self._model.failed
-        return Computed(computed, range(sum(feed.wanted for feed in feeds)), {})
 
 
 @dataclass(slots=True)
@@ -278,7 +339,7 @@ class Sessions:
         draw: Draw,
         deliver: Callable[[Replies], None],
         now_ns: Callable[[], int] = time.perf_counter_ns,
-        texts: Callable[[SlotModel], DraftModel] = DraftModel,
+        texts: Callable[[SlotModel], Any] | None = None,
     ) -> None:
         self._draw = draw
         self._now_ns = now_ns
@@ -286,8 +347,7 @@ class Sessions:
         self.step_began_s: float | None = None
         self._deliver = deliver
         self._lm, self._texts = model, texts
-        self._model = DraftModel(model)
-        self._translates = False
+        self._model: Any = model
         self._context, self._vocabulary = model.info.context, model.info.vocabulary
         self._free = list(range(model.slots))
         self._open: dict[Key, DraftingSession] = {}
@@ -343,8 +403,8 @@ class Sessions:
 
     def _learn(self, command: LearnVocabulary) -> None:
         """Once a vocabulary was told, slots may hold texts in its ids; before, nobody asks whose they are."""
-        if not self._translates:
-            self._model, self._translates = self._texts(self._lm), True
+        if self._model is self._lm and self._texts is not None:
+            self._model = self._texts(self._lm)
         self._model.learn(command)
 
     def _start(self, command: OpenSession) -> None:
@@ -498,26 +558,27 @@ class Sessions:
             own = feed.tree is not None or len(feed.tokens) <= LONGEST_OWN_FEED
             drafting.spent_ns += spent if own else spent // len(feed.tokens)
         for drafting, node, found in drawn:
-            with self._containing(drafting):
-                drafting.session.extend(node, found)
+            self._contained(drafting, drafting.session.extend, node, found)
         for drafting, nodes in zip(batch, chosen, strict=True):
             if nodes and self._holds(drafting):
-                with self._containing(drafting):
-                    drafting.session.forward_ended()
-                    self._propose(drafting)
+                self._contained(drafting, self._forward_ended, drafting)
+
+    def _forward_ended(self, drafting: DraftingSession) -> None:
+        drafting.session.forward_ended()
+        self._propose(drafting)
 
     def _holds(self, drafting: DraftingSession) -> bool:
         return self._open.get((drafting.link, drafting.handle)) is drafting
 
-    @contextmanager
-    def _containing(self, drafting: DraftingSession) -> Iterator[None]:
-        """What fails for one session costs that one its drafter."""
+    def _contained(self, drafting: DraftingSession, act: Callable[..., T], *args: object) -> T | None:
+        """What `act` returns; None where it fails, which costs this session its drafter, and no other."""
         try:
-            yield
-        except Exception:
+            return act(*args)
+        except Exception:  # a bug of ours, at this text: the others draft on
             log.exception("a session failed")
             if self._holds(drafting):
                 self._drop((drafting.link, drafting.handle), Code.INTERNAL, FAILED)
+            return None
 
     def _branch(self, batch: Sequence[DraftingSession], chosen: Sequence[list[DraftNode]]) -> None:
         """Extend more nodes as long as each raises the tokens that are expected to be decided per time of drafting.
@@ -552,9 +613,9 @@ class Sessions:
             for node in nodes
         ]
         for place in places:
-            with self._containing(place.drafting):
-                place.drafting.ask(place.node)
-        computed = self._model.forward(feeds)
+            self._contained(place.drafting, place.drafting.ask, place.node)
+        found = self._model.forward(feeds)
+        computed = found if isinstance(found, Computed) else Computed(found, range(len(places)), {})
         if self._model.failed:
             broken = [drafting for drafting in batch if drafting.slot in self._model.failed]
             # Neither request nor service is at fault, and the same text would fail again here.
@@ -572,18 +633,18 @@ class Sessions:
         try:
             found = self._draw(computed.rows, [computed.at[row] for row in places], list(places.values()))
             return dict(zip(places, found, strict=True))
-        except Exception:
+        except Exception:  # drawn alone, each shows whether it was the one that failed
             if len(places) == 1:
                 raise
         drawn: dict[int, Drawn] = {}
         for row, place in places.items():
-            with self._containing(place.drafting):
-                drawn |= self._drawn(computed, {row: place})
+            drawn |= self._contained(place.drafting, self._drawn, computed, {row: place}) or {}
         return drawn
 
     def _lacks(self, drafting: DraftingSession) -> int:
         """How many tokens of its decided text the slot lacks."""
-        return max(0, drafting.session.decided - self._model.cached(drafting.slot))
+        cached: int = self._model.cached(drafting.slot)
+        return max(0, drafting.session.decided - cached)
 
     def _feed(self, drafting: DraftingSession, nodes: Sequence[DraftNode], portion: int) -> Feed:
         """The nodes to extend; while that is the text's last token, the part of the text that the slot lacks.

@@ -11,8 +11,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 
-from draft_service.commands import LearnVocabulary
-from draft_service.sessions import Computed, DraftModel
+from draft_service.sessions import Computed, LearnVocabulary
 from specwire.core.draft import Drawn
 from specwire.core.model import Feed, SlotModel
 from specwire.rpc.process import say
@@ -29,6 +28,20 @@ log = logging.getLogger(__name__)
 
 # The drafter cannot say what follows.
 NOTHING = Drawn(())
+# Bytes of a tokenizer's JSON, at most: twice those of the largest.
+MOST_JSON_BYTES = 64 << 20
+
+
+def unpacked(tokenizer_zlib: bytes) -> bytes:
+    """Raises TokenizerError where it is no zlib stream, or one of more than MOST_JSON_BYTES."""
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(tokenizer_zlib, MOST_JSON_BYTES)
+    except zlib.error as error:
+        raise TokenizerError(f"tokenizer_zlib: {error}") from error
+    if not stream.eof:
+        raise TokenizerError(f"tokenizer_zlib: is cut off, or has more than {MOST_JSON_BYTES} bytes")
+    return text
 
 
 class ForeignSlot:
@@ -82,46 +95,75 @@ class ForeignSlot:
         return not self.line or not self._text.complete
 
 
-class TranslatingModel(DraftModel):
+class TranslatingModel:
     """A model some of whose slots hold texts in another vocabulary's ids. Positions and lengths are those of the ids.
 
-    Slots that were not given a vocabulary are the model's own, and so are trees.
+    Slots that were not given a vocabulary are the model's own, and so are trees. As `specwire.core.model.SlotModel`,
+    but for `forward`.
     """
 
     def __init__(self, model: SlotModel) -> None:
-        super().__init__(model)
+        self.failed: frozenset[int] = frozenset()
+        self.slots = model.slots
+        self.branches = model.branches
+        self.keep = model.keep
+        self._model = model
         self._context = model.info.context
-        self._vocabularies = Vocabularies(model)
+        self._own_tokens: TokenTable | None = None
+        # What became of each vocabulary that was told, by its digest.
+        self._known: dict[str, VocabularyMap | TokenizerError] = {}
         self._foreign: dict[int, ForeignSlot] = {}
 
     def learn(self, told: LearnVocabulary) -> None:
-        self._vocabularies.learn(told)
+        """Compare it with the drafter's own. It is not trusted: whatever is wrong with it is told to who needs it."""
+        if told.digest in self._known:
+            self._known[told.digest] = self._known.pop(told.digest)
+            return
+        try:
+            self._known[told.digest] = found = self._map(told)
+            say(f"specwire draft: a target of another vocabulary: {found}")
+        except TokenizerError as error:
+            self._known[told.digest] = error
+        except Exception as error:  # a tokenizer that loads may still be one that nothing can be done with
+            log.exception("a vocabulary that was told could not be compared")
+            self._known[told.digest] = TokenizerError(f"tokenizer_json: {type(error).__name__}")
+        if len(self._known) > MOST_VOCABULARIES:
+            del self._known[next(iter(self._known))]
+
+    def _map(self, told: LearnVocabulary) -> VocabularyMap:
+        info = self._model.info
+        if self._own_tokens is None:
+            self._own_tokens = TokenTable(info.tokenizer_json, info.vocabulary, info.eos_ids)
+        target = TokenTable(unpacked(told.tokenizer_zlib), told.width, told.eos_ids)
+        return VocabularyMap(target, self._own_tokens)
 
     def vocabularies_of(self, digest: str) -> VocabularyMap:
-        """See `DraftModel`; the ValueError is a TokenizerError."""
-        return self._vocabularies.of(digest)
+        """Raises TokenizerError, which says why it cannot be drafted for."""
+        found = self._known.get(digest, TokenizerError("was told too long ago"))
+        if isinstance(found, TokenizerError):
+            raise found
+        return found
 
     def translate(self, slot: int, vocabularies: VocabularyMap) -> None:
+        """The empty slot is to hold a text in the target's ids."""
         self._foreign[slot] = ForeignSlot(vocabularies)
 
     def cached(self, slot: int) -> int:
         foreign = self._foreign.get(slot)
-        return super().cached(slot) if foreign is None else len(foreign.told)
+        return self._model.cached(slot) if foreign is None else len(foreign.told)
 
     def rollback(self, slot: int, length: int) -> None:
         foreign = self._foreign.get(slot)
         if foreign is None:
-            super().rollback(slot, length)
+            self._model.rollback(slot, length)
         else:
             foreign.go_back(length)
 
     def discard(self, slot: int) -> None:
         self._foreign.pop(slot, None)
-        super().discard(slot)
+        self._model.discard(slot)
 
     def forward(self, feeds: Sequence[Feed]) -> Computed:
-        if not self._foreign:
-            return super().forward(feeds)
         fed: list[Feed] = []
         at: list[int] = []
         answers: dict[int, Drawn] = {}
@@ -153,61 +195,3 @@ class TranslatingModel(DraftModel):
         if feed.wanted:
             start = min(start, len(line) - 1)  # the last one again, where the slot lacks none
         return Feed(feed.slot, start, line[start:], feed.wanted) if start < len(line) else None
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The vocabularies that a drafter was told.
-
-# Bytes of a tokenizer's JSON, at most: twice those of the largest.
-MOST_JSON_BYTES = 64 << 20
-
-
-def unpacked(tokenizer_zlib: bytes) -> bytes:
-    """Raises TokenizerError where it is no zlib stream, or one of more than MOST_JSON_BYTES."""
-    stream = zlib.decompressobj()
-    try:
-        text = stream.decompress(tokenizer_zlib, MOST_JSON_BYTES)
-    except zlib.error as error:
-        raise TokenizerError(f"tokenizer_zlib: {error}") from error
-    if not stream.eof:
-        raise TokenizerError(f"tokenizer_zlib: is cut off, or has more than {MOST_JSON_BYTES} bytes")
-    return text
-
-
-class Vocabularies:
-    """What became of each vocabulary that was told, by its digest."""
-
-    def __init__(self, model: SlotModel) -> None:
-        self._model = model
-        self._own: TokenTable | None = None
-        self._known: dict[str, VocabularyMap | TokenizerError] = {}
-
-    def learn(self, told: LearnVocabulary) -> None:
-        """Compare it with the drafter's own. It is not trusted: whatever is wrong with it is told to who needs it."""
-        if told.digest in self._known:
-            self._known[told.digest] = self._known.pop(told.digest)
-            return
-        try:
-            self._known[told.digest] = found = self._map(told)
-            say(f"specwire draft: a target of another vocabulary: {found}")
-        except TokenizerError as error:
-            self._known[told.digest] = error
-        except Exception as error:  # a tokenizer that loads may still be one that nothing can be done with
-            log.exception("a vocabulary that was told could not be compared")
-            self._known[told.digest] = TokenizerError(f"tokenizer_json: {type(error).__name__}")
-        if len(self._known) > MOST_VOCABULARIES:
-            del self._known[next(iter(self._known))]
-
-    def _map(self, told: LearnVocabulary) -> VocabularyMap:
-        info = self._model.info
-        if self._own is None:
-            self._own = TokenTable(info.tokenizer_json, info.vocabulary, info.eos_ids)
-        target = TokenTable(unpacked(told.tokenizer_zlib), told.width, told.eos_ids)
-        return VocabularyMap(target, self._own)
-
-    def of(self, digest: str) -> VocabularyMap:
-        """Raises TokenizerError, which says why it cannot be drafted for."""
-        found = self._known.get(digest, TokenizerError("was told too long ago"))
-        if isinstance(found, TokenizerError):
-            raise found
-        return found

@@ -7,7 +7,7 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.store.base import durability_of
 from orchestrator.tenants import Access, allowed_rules
@@ -15,11 +15,11 @@ from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import Rule
 from specwire.core.messages import parse_plan
 from specwire.options import NO_HTTP, RETENTION_S, SSE_KEEP_ALIVE_S, VERIFIER_WAIT_S
-from specwire.redis.urls import MEMORY
+from specwire.redis import MEMORY
 from specwire.registry.options import NO_CLOUD, NOWHERE, CloudOptions, RegistryOptions
 from specwire.rpc.channel import check_token_is_safe, host_of, is_loopback
 from specwire.rpc.keys import Token
-from specwire.rpc.renewal import Renewable
+from specwire.rpc.renewal import Origin
 from specwire.rpc.server_options import check_exposure, check_metrics
 from specwire.rpc.tls import ClientTls, ServerTls
 
@@ -229,7 +229,7 @@ class OrchestratorOptions:
         return OutputLengths(self.max_tokens_default, self.max_tokens_limit)
 
     @property
-    def origins(self) -> tuple[Renewable | None, ...]:
+    def origins(self) -> tuple[Origin[Any] | None, ...]:
         """Of keys, tokens and certificates that may change while it runs; None for those not read of files."""
         access, token = self.access, self.peer_token
         held = (self.tls, self.peer_tls, access.keys, access.drafter_keys, access.operator_keys)

@@ -22,14 +22,14 @@ from orchestrator.sessions import ORCHESTRATOR, Orchestrator
 from orchestrator.store import open_store
 from orchestrator.tenants import access_of
 from specwire.options import add_options
+from specwire.registry.directory import Registrar, new_id
 from specwire.registry.entry import MOST_MODELS, Load, Role, ServedModel, ServiceEntry
 from specwire.registry.options import cloud_of, register, registry_of
-from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.keys import read_peer_token
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
 from specwire.rpc.process import run_until_signalled, say
 from specwire.rpc.renewal import Renewal
-from specwire.rpc.server import AccessPolicy, RunningServer, Service, check_free, serve
+from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import check_listen, drain_grace, filled
 from specwire.rpc.tls import client_tls, server_tls
 from specwire.telemetry.metrics import MetricsListener, listen, process_families
@@ -192,13 +192,13 @@ async def start(options: OrchestratorOptions, local: Mapping[str, LocalPeer] = A
         hub = DraftHub(orchestrator)
         access, api = options.access, GenerationApi(orchestrator, chats)
         add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
-        offered = [Service(GENERATION, partial(add, api), AccessPolicy(access.keys))]
+        offered = [Service(GENERATION, partial(add, api), access.keys)]
         if options.accept_drafters:
-            policy = AccessPolicy(access.drafter_keys, MOST_SAID_BYTES)
-            offered.append(Service(HUB, partial(draft_pb2_grpc.add_DraftHubServiceServicer_to_server, hub), policy))
+            add = draft_pb2_grpc.add_DraftHubServiceServicer_to_server
+            offered.append(Service(HUB, partial(add, hub), access.drafter_keys, MOST_SAID_BYTES))
         if is_offered(options):
             add = status_pb2_grpc.add_StatusServiceServicer_to_server
-            offered.append(Service(STATUS, partial(add, StatusApi(orchestrator)), AccessPolicy(access.operator_keys)))
+            offered.append(Service(STATUS, partial(add, StatusApi(orchestrator)), access.operator_keys))
         server = await serve(offered, options.listen, tls=options.tls, allow_insecure=options.insecure)
         registrar = registered(orchestrator, server.address)
         started.pop_all()

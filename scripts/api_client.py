@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import specwire.client
-from specwire.client.requests import GenerationOptions
+from specwire.client.requests import RequestOptions
 
 WIDTH = 110
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
@@ -20,8 +20,8 @@ def reference() -> str:
     """Everything that `from specwire.client import ...` may name, clients first."""
     module = specwire.client
     names = [*FIRST, *(name for name in module.__all__ if name not in FIRST)]
-    options = f"### Options of a generation\n\n{OPTIONS}\n\n    GenerationOptions{_signature(GenerationOptions)}\n\n"
-    options += prose(inspect.getdoc(GenerationOptions) or "")
+    types = "\n".join(f"    {name}: {kind.__forward_arg__}" for name, kind in RequestOptions.__annotations__.items())
+    options = f"### Options of a generation\n\n{OPTIONS}\n\n{types}\n\n{prose(inspect.getdoc(RequestOptions) or '')}"
     parts = [described(name, getattr(module, name)) for name in names]
     return "\n\n".join([prose(inspect.getdoc(module) or ""), parts[0], options, *parts[1:]])
 

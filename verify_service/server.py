@@ -22,9 +22,9 @@ from specwire.core.policy.costs import StepCosts
 from specwire.core.verify.shared_texts import TOKEN_BYTES, ScopeTexts, SharedIndex
 from specwire.corpus import texts_of
 from specwire.options import DETACH_GRACE_S, QUEUE, QUEUE_WAIT_S, add_options
+from specwire.registry.directory import LoadReader, Registrar
 from specwire.registry.entry import Role
 from specwire.registry.options import NOWHERE, RegistryOptions, register_model, registry_of
-from specwire.registry.registrar import LoadReader, Registrar
 from specwire.rpc.errors import Context
 from specwire.rpc.keys import Keys
 from specwire.rpc.model_info import model_info_to_wire
@@ -263,7 +263,7 @@ async def _serve(servicer: VerifyServicer, options: ModelServiceOptions) -> Runn
     service = Service(
         SERVICE,
         lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server),
-        options.access,
+        options.keys,
     )
     return await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
 

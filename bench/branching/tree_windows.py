@@ -21,7 +21,7 @@ from bench.harness.report import table
 from bench.wan.cells import LIGHT_CELLS, TOKENS, WanCell
 from bench.wan.traces import GREEDY, nearest
 from bench.wan.virtual import Software, as_simulated
-from draft_service.commands import AdvanceSession, DraftedProposal, OpenSession, Reply
+from draft_service.sessions import AdvanceSession, DraftedProposal, OpenSession, Reply
 from specwire import sim
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_BRANCHES, MOST_WINDOW, Pace, Proposal

@@ -127,7 +127,7 @@ class LocalHost:
 
     async def _draft(self, role: str, options: ModelServiceOptions, server: LocalServer) -> None:
         drafter = await draft_service.server.load(options, cores=self._placement.cores_of(role))
-        self.figures[role].add(draft_service.server.DRAFTER, drafter.figures.families)
+        self.figures[role].add(draft_service.server.DRAFTER, drafter.families)
         self._cleanup.push_async_callback(drafter.stop)
         self._cleanup.push_async_callback(server.stop)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(drafter.handler), server)

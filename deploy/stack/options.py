@@ -20,7 +20,7 @@ from specwire.core.messages import parse_plan
 from specwire.core.model import AUTO, AUTO_KV, ModelError, is_gguf
 from specwire.named_models import NAMED, located
 from specwire.options import RETENTION_S, SSE_KEEP_ALIVE_S, cores
-from specwire.redis.urls import MEMORY
+from specwire.redis import MEMORY
 from specwire.rpc.channel import exposure
 from specwire.rpc.server_options import (
     ANY_PORT,

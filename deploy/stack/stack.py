@@ -23,7 +23,7 @@ from orchestrator.peers.models import Info, vocabulary_mismatch
 from orchestrator.sessions import Orchestrator
 from orchestrator.store.base import durability_of
 from specwire.core.invalid import InvalidParameter
-from specwire.redis.urls import without_password
+from specwire.redis import without_password
 from specwire.rpc.link import ALL_ELSEWHERE
 from specwire.rpc.process import one_line, say
 from specwire.rpc.server import bound

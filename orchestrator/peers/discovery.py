@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.peers.peer import AnyPeer, PeerReport
 from specwire.core.invalid import InvalidParameter
-from specwire.registry.directory import Directory, Listing, RegistryUnavailable
+from specwire.registry.directory import SCATTER, Directory, Listing, RegistryUnavailable
 from specwire.registry.entry import Role, ServiceEntry
-from specwire.registry.registrar import SCATTER
 from specwire.registry.service import RemoteDirectory
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from google.protobuf.message import Message
 from orchestrator.peers.models import Info, Target, Tokenizers, maps_vocabulary
 from orchestrator.store import SessionRecord
 from specwire.core.invalid import InvalidParameter
+from specwire.registry.directory import HEARTBEAT_S
 from specwire.registry.entry import ServiceEntry, ServiceState
-from specwire.registry.registrar import HEARTBEAT_S
 from specwire.rpc.convert import MOST_KNOWN_BY
 from specwire.rpc.errors import RETRY_AFTER, StatusError, readable, retry_after
 from specwire.rpc.keys import Token

@@ -19,7 +19,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason, Outcome, TokenLogprobs
 from specwire.core.text import Stopping
 from specwire.options import LEVELS
-from specwire.redis.urls import place_of
+from specwire.redis import place_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a store raises.
@@ -152,7 +152,7 @@ MOST_REPLICAS = 16
 
 
 class Level(StrEnum):
-    """Each begins with where the log is: see `specwire.redis.urls.place_of`."""
+    """Each begins with where the log is: see `specwire.redis.place_of`."""
 
     MEMORY = "memory"
     FILE = "file"

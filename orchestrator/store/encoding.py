@@ -19,7 +19,7 @@ from specwire.core.law.sampling import LogprobsOf, Sampling, check_numbers, with
 from specwire.core.messages import FinishReason, Outcome, TokenLogprobs
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
-from specwire.redis.values import decoded
+from specwire.redis import decoded
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The log's bytes: explicit, so that another program can read them.

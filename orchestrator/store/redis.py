@@ -68,8 +68,19 @@ from orchestrator.store.sqlite import SqliteStore
 from orchestrator.store.sqlite_file import UnusableFile
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import Append
-from specwire.redis.connection import Argument, Command, Node, RedisConnection, is_silence, is_trouble
-from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, path_of, without_password
+from specwire.redis import (
+    MEMORY,
+    Argument,
+    Command,
+    InvalidUrl,
+    Node,
+    RedisConnection,
+    connection_of,
+    is_silence,
+    is_trouble,
+    path_of,
+    without_password,
+)
 
 __all__ = ["MEMORY", "open_store", "without_password"]
 
@@ -575,7 +586,7 @@ OPENING_S = 10.0
 async def open_store(
     url: str | None, timeout_s: float = 2.0, durability: str = "", opening_s: float = OPENING_S
 ) -> SessionStore:
-    """The log at `url` (see `specwire.redis.urls`); "memory:" or None keeps it in this process, file:PATH in a file.
+    """The log at `url` (see `specwire.redis`); "memory:" or None keeps it in this process, file:PATH in a file.
 
     durability: a level's name (see `orchestrator.store.base`); "" takes the plain one of where the log is.
     opening_s: a server that is silent at first is asked again for so long.

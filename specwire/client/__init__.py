@@ -2,7 +2,6 @@
 
 from specwire.client.aio import AsyncClient
 from specwire.client.blocking import Client
-from specwire.client.errors import SpecwireError
 from specwire.client.events import (
     ChatDelta,
     Chunk,
@@ -14,6 +13,7 @@ from specwire.client.events import (
     PromptEcho,
     SamplingInForce,
     SessionState,
+    SpecwireError,
     Started,
     Stats,
     Step,

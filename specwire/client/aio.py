@@ -1,18 +1,29 @@
-"""The client for asyncio, from which scripts/blocking_client.py writes the blocking one."""
+"""The client for asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
+import grpc.aio
+from google.protobuf.message import Message as ProtoMessage
 
-from specwire.client.concurrency import AsyncStream, AsyncUnary, EventLoop
-from specwire.client.errors import SpecwireError, closed, from_rpc
-from specwire.client.events import Completion, Event, Finished, PartialCompletion, SessionState, TextScore
+from specwire.client.events import (
+    Completion,
+    Event,
+    Finished,
+    PartialCompletion,
+    SessionState,
+    SpecwireError,
+    TextScore,
+    closed,
+    from_rpc,
+)
 from specwire.client.requests import (
     TIMEOUT_S,
     Chat,
@@ -48,23 +59,61 @@ FAREWELL_S = 2.0
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 Stub = generation_pb2_grpc.GenerationServiceStub
-Q = TypeVar("Q")
-A = TypeVar("A")
+T = TypeVar("T")
+# A method of the stub, which has no types: a request and its timeout go in.
+Unary = Callable[..., Awaitable[T]]
 
 
-class _AsyncEndpoint:
+class Concurrency:
+    """The running loop's clock and channels, and calls that run side by side in it."""
+
+    def __init__(self) -> None:
+        self._started: set[Any] = set()
+
+    def open(self, address: str, tls: ClientTls | None, token: str) -> grpc.aio.Channel:
+        return open_channel(address, tls, token, READ_AHEAD_BYTES)
+
+    def now(self) -> float:
+        """Seconds."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def gather(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+        """What each returns, in their order. Where one raises, the others are cancelled."""
+        tasks = [asyncio.ensure_future(call()) for call in calls]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def start(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run it beside the caller; `ended` waits for it."""
+        task = asyncio.get_running_loop().create_task(call())
+        self._started.add(task)
+        task.add_done_callback(self._started.discard)
+
+    async def ended(self) -> None:
+        """Wait for everything that was started."""
+        await asyncio.gather(*self._started, return_exceptions=True)
+
+
+class _Endpoint:
     """One address."""
 
-    def __init__(self, address: str, tls: ClientTls | None, token: str) -> None:
+    def __init__(self, address: str, tls: ClientTls | None, channel: grpc.aio.Channel) -> None:
         self.address = address
         self._tls = tls is not None
-        self.channel = open_channel(address, tls, token, READ_AHEAD_BYTES)
-        self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        self.channel = channel
+        self.stub = generation_pb2_grpc.GenerationServiceStub(channel)
 
     async def events(self, request: Request, timeout: float) -> AsyncGenerator[Event, None]:
         method = "Watch" if isinstance(request, generation_pb2.WatchRequest) else "Generate"
         span, problem = begin(f"{SERVICE}/{method}", Side.CLIENT), ""
-        stream: AsyncStream = getattr(self.stub, method)(request, timeout=timeout, metadata=metadata_of(span))
+        stream: Any = getattr(self.stub, method)(request, timeout=timeout, metadata=metadata_of(span))
         try:
             async for message in stream:
                 yield event_from_wire(message)
@@ -76,7 +125,7 @@ class _AsyncEndpoint:
             stream.cancel()
             span.end(problem)
 
-    async def ask(self, method: AsyncUnary[Q, A], request: Q, timeout: float) -> A:
+    async def ask(self, method: Unary[T], request: ProtoMessage, timeout: float) -> T:
         try:
             return await method(request, timeout=timeout)
         except grpc.RpcError as error:
@@ -100,6 +149,9 @@ class AsyncClient:
     Methods raise SpecwireError. Make it in a running event loop; close it, or use it as a context manager.
     """
 
+    # Another one where who calls waits in a thread (`specwire.client.blocking`).
+    _concurrency: type[Concurrency] = Concurrency
+
     def __init__(
         self,
         address: str | Sequence[str],
@@ -108,13 +160,13 @@ class AsyncClient:
         token: str = "",
         patience: float = PATIENCE_S,
     ) -> None:
-        self._endpoints = [_AsyncEndpoint(each, tls, token) for each in addresses_of(address)]
+        self._loop = self._concurrency()
+        self._endpoints = [_Endpoint(each, tls, self._loop.open(each, tls, token)) for each in addresses_of(address)]
         self._current = 0
         self._answered = False
         self._patience = patience
         self._closed = False
         self._owned: set[Resumption] = set()
-        self._loop = EventLoop()
 
     @property
     def address(self) -> str:
@@ -127,7 +179,7 @@ class AsyncClient:
         """Started, Chunks, Finished.
 
         Closing it early cancels, except with a request id of the caller: then it may come back. See
-        `GenerationOptions` for the options.
+        `RequestOptions` for the options.
         """
         request = generate_request(prompt, **options)
         owned = not request.request_id
@@ -233,7 +285,7 @@ class AsyncClient:
         """How probable the target finds each continuation of `prefix`; nothing is generated.
 
         A continuation is a sequence of parts, text or token ids, each of which is encoded by itself. The prefix is
-        computed once for all of them: up to 64. model: as of `GenerationOptions`.
+        computed once for all of them: up to 64. model: as of `RequestOptions`.
         """
         request = score_request(prefix, continuations, model)
         scores = await self._ask(lambda stub: stub.ScoreText, request, timeout)
@@ -277,7 +329,7 @@ class AsyncClient:
                 wait = attempts.after(error, self._loop.now())
             await self._pause(wait)
 
-    async def _ask(self, method: Callable[[Stub], AsyncUnary[Q, A]], request: Q, timeout: float) -> A:
+    async def _ask(self, method: Callable[[Stub], Unary[T]], request: ProtoMessage, timeout: float) -> T:
         attempts = self._attempts(timeout)
         while True:
             endpoint = self._endpoints[attempts.current]

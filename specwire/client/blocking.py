@@ -1,87 +1,145 @@
-# Written by scripts/blocking_client.py from aio.py; do not edit.
-"""The blocking client."""
+"""The blocking client: the calls of `specwire.client.aio`, over channels that are waited for in the caller's thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
-from functools import partial
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from inspect import signature
+from threading import Thread, current_thread
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import grpc
+import grpc.aio
 
-from specwire.client.concurrency import Stream, Threads, Unary
-from specwire.client.errors import SpecwireError, closed, from_rpc
-from specwire.client.events import Completion, Event, Finished, PartialCompletion, SessionState, TextScore
-from specwire.client.requests import (
-    TIMEOUT_S,
-    Chat,
-    Message,
-    Prompt,
-    RequestOptions,
-    Text,
-    Tool,
-    addresses_of,
-    generate_request,
-    request_id,
-    score_request,
-    single_options,
-    watch_request,
-)
-from specwire.client.stream import (
-    PATIENCE_S,
-    Attempts,
-    Request,
-    Resumption,
-    event_from_wire,
-    scores_from_wire,
-    session_from_wire,
-)
-from specwire.rpc.channel import READ_AHEAD_BYTES, open_blocking_channel
+from specwire.client.aio import AsyncClient, Concurrency
+from specwire.client.events import Event
+from specwire.client.stream import PATIENCE_S, Response
+from specwire.rpc.channel import READ_AHEAD_BYTES, immediate, open_blocking_channel
 from specwire.rpc.tls import ClientTls
-from specwire.telemetry.tracing import Side, begin, metadata_of
-from specwire.v1 import generation_pb2, generation_pb2_grpc
 
-# Seconds within which a session that is left early is cancelled.
-FAREWELL_S = 2.0
-# In the names of spans.
-SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-
-Stub = generation_pb2_grpc.GenerationServiceStub
-Q = TypeVar("Q")
-A = TypeVar("A")
+T = TypeVar("T")
+P = ParamSpec("P")
+Events = Generator[Event, None, None]
 
 
-class _Endpoint:
-    """One address."""
+class _Messages:
+    """A stream, each message of which is there once it is asked for."""
 
-    def __init__(self, address: str, tls: ClientTls | None, token: str) -> None:
-        self.address = address
-        self._tls = tls is not None
-        self.channel = open_blocking_channel(address, tls, token, READ_AHEAD_BYTES)
-        self.stub = generation_pb2_grpc.GenerationServiceStub(self.channel)
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.cancel = call.cancel
 
-    def events(self, request: Request, timeout: float) -> Generator[Event, None, None]:
-        method = "Watch" if isinstance(request, generation_pb2.WatchRequest) else "Generate"
-        span, problem = begin(f"{SERVICE}/{method}", Side.CLIENT), ""
-        stream: Stream = getattr(self.stub, method)(request, timeout=timeout, metadata=metadata_of(span))
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Response:
         try:
-            for message in stream:
-                yield event_from_wire(message)
-        except grpc.RpcError as error:
-            failure = from_rpc(error, self.address, tls=self._tls)
-            problem = str(failure)
-            raise failure from None
+            message: Response = next(self._call)
+            return message
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+class _Channel:
+    """A blocking channel, to be called as asyncio's."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+
+    def unary_unary(self, *given: Any, **named: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
+        method = self._channel.unary_unary(*given, **named)
+
+        async def ask(request: Any, **more: Any) -> Any:
+            return method(request, **more)
+
+        return ask
+
+    def unary_stream(self, *given: Any, **named: Any) -> Callable[..., _Messages]:
+        method = self._channel.unary_stream(*given, **named)
+        return lambda request, **more: _Messages(method(request, **more))
+
+    async def close(self, _: float | None) -> None:
+        self._channel.close()
+
+
+class _Threads(Concurrency):
+    """A thread for each call. Where one of several raises, the others are waited for."""
+
+    def open(self, address: str, tls: ClientTls | None, token: str) -> grpc.aio.Channel:
+        return cast(grpc.aio.Channel, _Channel(open_blocking_channel(address, tls, token, READ_AHEAD_BYTES)))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 # no event loop waits for it
+
+    async def gather(self, calls: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+        with ThreadPoolExecutor(len(calls), thread_name_prefix="specwire-completion") as pool:
+            return [each.result() for each in [pool.submit(immediate, call()) for call in calls]]
+
+    def start(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        thread = Thread(target=self._run, args=(call,), name="specwire-farewell", daemon=True)
+        self._started.add(thread)
+        thread.start()
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            immediate(call())
         finally:
-            stream.cancel()
-            span.end(problem)
+            self._started.discard(current_thread())
 
-    def ask(self, method: Unary[Q, A], request: Q, timeout: float) -> A:
-        try:
-            return method(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise from_rpc(error, self.address, tls=self._tls) from None
+    async def ended(self) -> None:
+        for thread in list(self._started):
+            thread.join()
+
+
+class _Calls(AsyncClient):
+    """Its coroutines have nothing to wait for: whoever runs them has waited."""
+
+    _concurrency = _Threads
+
+
+def _waited(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """A call of AsyncClient's that the caller's thread waits for."""
+
+    @wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return immediate(method(self._calls, *args, **kwargs))
+
+    return call
+
+
+def _followed(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[Event, None]],
+) -> Callable[Concatenate[Client, P], Events]:
+    """Likewise, of a stream."""
+
+    @wraps(method)
+    def follow(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Events:
+        events: Any = method(self._calls, *args, **kwargs)
+        return _each(events)
+
+    shown = signature(method).replace(return_annotation="Generator[Event, None, None]")
+    follow.__signature__ = shown  # type: ignore[attr-defined]  # what a reader of the reference sees
+    return follow
+
+
+def _each(events: Any) -> Events:
+    try:
+        while True:
+            try:
+                event: Event = immediate(anext(events))
+            except StopAsyncIteration:
+                return
+            yield event
+    finally:
+        immediate(events.aclose())
 
 
 class Client:
@@ -109,143 +167,25 @@ class Client:
         token: str = "",
         patience: float = PATIENCE_S,
     ) -> None:
-        self._endpoints = [_Endpoint(each, tls, token) for each in addresses_of(address)]
-        self._current = 0
-        self._answered = False
-        self._patience = patience
-        self._closed = False
-        self._owned: set[Resumption] = set()
-        self._threads = Threads()
+        self._calls = _Calls(address, tls=tls, token=token, patience=patience)
 
     @property
     def address(self) -> str:
         """Where it calls now."""
-        return self._endpoints[self._current].address
+        return self._calls.address
 
-    def generate(
-        self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
-    ) -> Generator[Event, None, None]:
-        """Started, Chunks, Finished.
-
-        Closing it early cancels, except with a request id of the caller: then it may come back. See
-        `GenerationOptions` for the options.
-        """
-        request = generate_request(prompt, **options)
-        owned = not request.request_id
-        if owned and self._patience:
-            request.request_id = request_id()
-        resumption, over = Resumption(request), False
-        if owned:
-            self._owned.add(resumption)
-        try:
-            with closing(self._events(resumption, timeout)) as events:
-                for event in events:
-                    over = isinstance(event, Finished)
-                    yield event
-            over = True
-        except SpecwireError:
-            over = True
-            raise
-        finally:
-            self._owned.discard(resumption)
-            if owned and not over:
-                self._say_farewell(resumption)
-
-    def continue_(
-        self, session_id: str, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
-    ) -> Generator[Event, None, None]:
-        """`generate` a conversation's next turn: a new session, which adds `prompt` to all of one that has ended."""
-        options["parent"] = session_id
-        return self.generate(prompt, timeout=timeout, **options)
-
-    def complete(self, prompt: Prompt, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]) -> Completion:
-        """The whole generation at once. A session that failed half-way has finish_reason ERROR and its message."""
-        gathered = PartialCompletion()
-        for event in self.generate(prompt, timeout=timeout, **options):
-            gathered.add(event)
-        return gathered.completion()
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
-        timeout: float = TIMEOUT_S,
-        **options: Unpack[RequestOptions],
-    ) -> Completion:
-        """The answer to a conversation: `content`, `reasoning` and `tool_calls` beside the text.
-
-        Messages and tools are written as OpenAI's API has them. See `Chat`, which `generate` takes for a prompt where
-        the answer is wanted as it comes: each Chunk has a delta.
-        """
-        chat = Chat(messages, tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls)
-        return self.complete(chat, timeout=timeout, **options)
-
-    def complete_many(
-        self, prompt: Prompt, n: int, *, timeout: float = TIMEOUT_S, **options: Unpack[RequestOptions]
-    ) -> list[Completion]:
-        """N completions of one prompt and seed, each a session of its own; that of choice i stands at i.
-
-        Where one fails, so does the call, once the others have ended.
-        """
-        wanted = single_options(n, options)
-        return self._threads.gather([partial(self.complete, prompt, timeout=timeout, **each) for each in wanted])
-
-    def watch(
-        self, session_id: str, from_position: int = 0, *, prefix_hash: int | None = None, timeout: float = TIMEOUT_S
-    ) -> Generator[Event, None, None]:
-        """Follow a session; 0 starts behind the prompt. Leaving early does not end it.
-
-        prefix_hash: `specwire.core.text.hash_of` the text before from_position; a contradiction is DATA_LOSS.
-        """
-        return self._events(Resumption(watch_request(session_id, from_position, prefix_hash)), timeout)
-
-    def get_session(self, session_id: str, *, timeout: float = TIMEOUT_S) -> SessionState:
-        request = generation_pb2.GetSessionRequest(session_id=session_id)
-        return session_from_wire(self._ask(lambda stub: stub.GetSession, request, timeout))
-
-    def cancel(self, session_id: str, *, timeout: float = TIMEOUT_S) -> None:
-        """Tell a session to end; its stream says when it has."""
-        request = generation_pb2.CancelRequest(session_id=session_id)
-        self._ask(lambda stub: stub.Cancel, request, timeout)
-
-    def delete_session(self, session_id: str, *, timeout: float = TIMEOUT_S) -> None:
-        """Delete prompt and text at the service, for good; a running session ends first."""
-        request = generation_pb2.DeleteSessionRequest(session_id=session_id)
-        self._ask(lambda stub: stub.DeleteSession, request, timeout)
-
-    def server_info(self, *, timeout: float = TIMEOUT_S) -> generation_pb2.GetServerInfoResponse:
-        request = generation_pb2.GetServerInfoRequest()
-        info: generation_pb2.GetServerInfoResponse = self._ask(lambda stub: stub.GetServerInfo, request, timeout)
-        return info
-
-    def score_text(
-        self,
-        prefix: Text,
-        continuations: Sequence[Sequence[Text]],
-        *,
-        model: str = "",
-        timeout: float = TIMEOUT_S,
-    ) -> list[TextScore]:
-        """How probable the target finds each continuation of `prefix`; nothing is generated.
-
-        A continuation is a sequence of parts, text or token ids, each of which is encoded by itself. The prefix is
-        computed once for all of them: up to 64. model: as of `GenerationOptions`.
-        """
-        request = score_request(prefix, continuations, model)
-        scores = self._ask(lambda stub: stub.ScoreText, request, timeout)
-        return scores_from_wire(scores, len(request.continuations))
-
-    def close(self) -> None:
-        """End what still streams, and the connections."""
-        for resumption in list(self._owned):
-            self._say_farewell(resumption)
-        self._closed = True
-        self._threads.ended()
-        for endpoint in self._endpoints:
-            endpoint.channel.close()
+    generate = _followed(AsyncClient.generate)
+    continue_ = _followed(AsyncClient.continue_)
+    complete = _waited(AsyncClient.complete)
+    chat = _waited(AsyncClient.chat)
+    complete_many = _waited(AsyncClient.complete_many)
+    watch = _followed(AsyncClient.watch)
+    get_session = _waited(AsyncClient.get_session)
+    cancel = _waited(AsyncClient.cancel)
+    delete_session = _waited(AsyncClient.delete_session)
+    server_info = _waited(AsyncClient.server_info)
+    score_text = _waited(AsyncClient.score_text)
+    close = _waited(AsyncClient.close)
 
     def __enter__(self) -> Self:
         return self
@@ -254,61 +194,3 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _events(self, resumption: Resumption, timeout: float) -> Generator[Event, None, None]:
-        attempts = self._attempts(timeout)
-        while True:
-            endpoint = self._endpoints[attempts.current]
-            try:
-                with closing(endpoint.events(resumption.request, attempts.left(self._threads.now()))) as events:
-                    for event in events:
-                        shown = resumption.take(event)
-                        self._heard(attempts, shown is not None)
-                        if shown is not None:
-                            yield shown
-                        if isinstance(event, Finished):
-                            break
-                return
-            except SpecwireError as error:
-                if self._closed:
-                    raise
-                resumption.broke(error, self._patience)
-                wait = attempts.after(error, self._threads.now())
-            self._pause(wait)
-
-    def _ask(self, method: Callable[[Stub], Unary[Q, A]], request: Q, timeout: float) -> A:
-        attempts = self._attempts(timeout)
-        while True:
-            endpoint = self._endpoints[attempts.current]
-            try:
-                answer = endpoint.ask(method(endpoint.stub), request, attempts.left(self._threads.now()))
-            except SpecwireError as error:
-                if self._closed:
-                    raise
-                wait = attempts.after(error, self._threads.now())
-            else:
-                self._heard(attempts, True)
-                return answer
-            self._pause(wait)
-
-    def _pause(self, seconds: float) -> None:
-        self._threads.sleep(seconds)
-        if self._closed:
-            raise closed()
-
-    def _attempts(self, timeout: float) -> Attempts:
-        deadline = self._threads.now() + timeout
-        return Attempts(len(self._endpoints), self._current, deadline, self._patience, self._answered)
-
-    def _heard(self, attempts: Attempts, news: bool) -> None:
-        attempts.heard(self._threads.now, news)
-        self._current, self._answered = attempts.current, True
-
-    def _say_farewell(self, resumption: Resumption) -> None:
-        """Cancel a session that its reader has left. If this is lost, the service waits a while for its return."""
-        if resumption.session_id and not self._closed:
-            self._threads.start(partial(self._cancel_quietly, resumption.session_id))
-
-    def _cancel_quietly(self, session_id: str) -> None:
-        with suppress(SpecwireError):
-            self.cancel(session_id, timeout=FAREWELL_S)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 
-from specwire.client.errors import invalid
+from specwire.client.events import invalid
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import SEED_BITS, seed_of
 from specwire.v1 import common_pb2, generation_pb2
@@ -162,9 +162,9 @@ LOGPROBS_OF = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOptions:
-    """How a prompt is completed.
+class RequestOptions(TypedDict, total=False):
+    """How a prompt is completed. What is left out is 0, empty, None or False, but for `top_p` and `repetition_penalty`,
+    1.0, and `drafting`, True.
 
     Attributes:
         max_tokens: 0 asks for the service's default, mostly as many as the context holds.
@@ -195,45 +195,6 @@ class GenerationOptions:
         json_schema, regex, choices, grammar: what form the output must have (docs/HTTP.md); at most one of them.
         model: the target's name, where the service has several; "" takes the only one, or the parent's.
     """
-
-    max_tokens: int = 0
-    fit_context: bool = False
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    stop: Sequence[str] = ()
-    seed: int | None = None
-    rule: str = ""
-    drafting: bool = True
-    ngram: bool | None = None
-    sources: Sequence[str] | None = None
-    stop_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    request_id: str = ""
-    parent: str = ""
-    priority: int = 0
-    choice: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
-    min_tokens: int = 0
-    logprobs: int | None = None
-    logprobs_of: str = ""
-    echo: bool = False
-    prediction: Text = ()
-    references: Sequence[Text] = ()
-    model: str = ""
-    private: bool = False
-    json_schema: str | Mapping[str, object] = ""
-    regex: str = ""
-    choices: Sequence[str] = ()
-    grammar: str = ""
-
-
-class RequestOptions(TypedDict, total=False):
-    """`GenerationOptions` by name; each may be left out."""
 
     max_tokens: int
     fit_context: bool
@@ -276,28 +237,30 @@ def generate_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> gener
 
     Args:
         prompt: text, encoded by the service with nothing added, token ids, or a chat that the model's template writes.
-        options: see `GenerationOptions`.
+        options: see `RequestOptions`.
 
     Raises:
         SpecwireError: INVALID_ARGUMENT, naming field and value.
     """
-    asked = GenerationOptions(**options)
+    if unknown := options.keys() - RequestOptions.__annotations__.keys():
+        raise TypeError(f"there are no such options: {', '.join(sorted(unknown))}")
+    stop = options.get("stop", ())
     request = generation_pb2.GenerateRequest(
-        sampling=_sampling(asked),
-        stopping=_stopping(asked),
-        stop=[_text("stop", each) for each in ((asked.stop,) if isinstance(asked.stop, str) else asked.stop)],
-        drafting=_drafting(asked.drafting, asked.ngram, asked.sources),
-        sources=_sources(asked.sources),
-        request_id=_text("request_id", asked.request_id),
-        parent=_text("parent", asked.parent),
-        priority=_signed("priority", asked.priority),
-        echo=asked.echo,
-        model=_text("model", asked.model),
-        private=asked.private,
+        sampling=_sampling(options),
+        stopping=_stopping(options),
+        stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
+        drafting=_drafting(options.get("drafting", True), options.get("ngram"), options.get("sources")),
+        sources=_sources(options.get("sources")),
+        request_id=_text("request_id", options.get("request_id", "")),
+        parent=_text("parent", options.get("parent", "")),
+        priority=_signed("priority", options.get("priority", 0)),
+        echo=options.get("echo", False),
+        model=_text("model", options.get("model", "")),
+        private=options.get("private", False),
     )
     _put_prompt(request, prompt)
-    _put_prediction(request, asked.prediction)
-    request.references.extend(_text_part("references", each) for each in _listed(asked.references))
+    _put_prediction(request, options.get("prediction", ()))
+    request.references.extend(_text_part("references", each) for each in _listed(options.get("references", ())))
     return request
 
 
@@ -361,42 +324,37 @@ def _sources(named: Sequence[str] | None) -> generation_pb2.Sources | None:
     return generation_pb2.Sources(**{name: name in named for name in SOURCES})
 
 
-def _stopping(asked: GenerationOptions) -> common_pb2.Stopping:
+def _stopping(options: RequestOptions) -> common_pb2.Stopping:
     return common_pb2.Stopping(
-        max_tokens=_unsigned("max_tokens", asked.max_tokens),
-        fit_context=asked.fit_context,
-        stop_ids=[_unsigned("stop_ids", token) for token in asked.stop_ids],
-        ignore_eos=asked.ignore_eos,
-        min_tokens=_unsigned("min_tokens", asked.min_tokens),
+        max_tokens=_unsigned("max_tokens", options.get("max_tokens", 0)),
+        fit_context=options.get("fit_context", False),
+        stop_ids=[_unsigned("stop_ids", token) for token in options.get("stop_ids", ())],
+        ignore_eos=options.get("ignore_eos", False),
+        min_tokens=_unsigned("min_tokens", options.get("min_tokens", 0)),
     )
 
 
-def _sampling(asked: GenerationOptions) -> common_pb2.Sampling:
+def _sampling(options: RequestOptions) -> common_pb2.Sampling:
+    seed, penalty, bias = options.get("seed"), options.get("repetition_penalty", 1.0), options.get("logit_bias") or {}
     sampling = common_pb2.Sampling(
-        temperature=asked.temperature,
-        top_k=_unsigned("top_k", asked.top_k),
-        top_p=asked.top_p,
-        rule=_text("rule", asked.rule),
-        seed=None if asked.seed is None else _seed(asked.seed),
-        choice=_unsigned("choice", asked.choice),
-        min_p=asked.min_p,
+        temperature=options.get("temperature", 0.0),
+        top_k=_unsigned("top_k", options.get("top_k", 0)),
+        top_p=options.get("top_p", 1.0),
+        rule=_text("rule", options.get("rule", "")),
+        seed=None if seed is None else _seed(seed),
+        choice=_unsigned("choice", options.get("choice", 0)),
+        min_p=options.get("min_p", 0.0),
+        repetition_penalty=None if penalty == 1.0 else penalty,
+        presence_penalty=options.get("presence_penalty", 0.0),
+        frequency_penalty=options.get("frequency_penalty", 0.0),
+        logit_bias={_unsigned("logit_bias", token): value for token, value in bias.items()},
     )
-    sampling.MergeFrom(_penalties(asked))
-    sampling.MergeFrom(_report(asked.logprobs, asked.logprobs_of))
-    sampling.MergeFrom(_constraint(asked.json_schema, asked.regex, asked.choices, asked.grammar))
+    sampling.MergeFrom(_report(options.get("logprobs"), options.get("logprobs_of", "")))
+    sampling.MergeFrom(_constraint(options))
     return sampling
 
 
 # What a Sampling may have beside how it draws; each says nothing else.
-
-
-def _penalties(asked: GenerationOptions) -> common_pb2.Sampling:
-    return common_pb2.Sampling(
-        repetition_penalty=None if asked.repetition_penalty == 1.0 else asked.repetition_penalty,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        logit_bias={_unsigned("logit_bias", token): bias for token, bias in (asked.logit_bias or {}).items()},
-    )
 
 
 def _report(logprobs: int | None, logprobs_of: str) -> common_pb2.Sampling:
@@ -408,10 +366,10 @@ def _report(logprobs: int | None, logprobs_of: str) -> common_pb2.Sampling:
     )
 
 
-def _constraint(
-    json_schema: str | Mapping[str, object], regex: str, choices: Sequence[str], grammar: str
-) -> common_pb2.Sampling:
-    schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+def _constraint(options: RequestOptions) -> common_pb2.Sampling:
+    schema, regex = options.get("json_schema", ""), options.get("regex", "")
+    choices, grammar = options.get("choices", ()), options.get("grammar", "")
+    schema = schema if isinstance(schema, str) else json.dumps(schema)
     given = {"json_schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
     asked = [name for name, value in given.items() if value]
     if len(asked) > 1:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from specwire.client.errors import SpecwireError
 from specwire.client.events import (
     ChatDelta,
     Chunk,
@@ -22,6 +21,7 @@ from specwire.client.events import (
     PromptEcho,
     SamplingInForce,
     SessionState,
+    SpecwireError,
     Started,
     Stats,
     Step,
@@ -35,7 +35,7 @@ from specwire.core.text import extend_hash
 from specwire.rpc.channel import Backoff
 from specwire.rpc.convert import logprobs_from_wire, outcomes_from_wire, reason_from_wire
 from specwire.telemetry.logs import SHOWN_CHARACTERS
-from specwire.v1 import common_pb2, generation_pb2, verify_pb2
+from specwire.v1 import common_pb2, generation_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What to ask next, whom, and when.
@@ -60,11 +60,6 @@ RESET = ("Received RST_STREAM", "Stream removed")
 def is_transient(error: SpecwireError) -> bool:
     """Whether asking again, or elsewhere, may help."""
     return error.code in TRANSIENT or error.message.startswith(RESET)
-
-
-def ends(error: SpecwireError, begun: bool) -> bool:
-    """Nothing comes after it. A session that has begun, and finds no room, has ended."""
-    return not is_transient(error) or (begun and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @dataclass(slots=True)
@@ -187,8 +182,9 @@ class Resumption:
         Raises: SpecwireError: it cannot go on; the `error`, or its first cause.
         """
         logger.info("session %s: the stream broke: %s", self.session_id[:SHOWN_CHARACTERS] or "not begun", error)
-        begun = self._begun
-        if ends(error, begun) or (begun and not (patience and self.session_id)):
+        # A session that has begun, and finds no room, has ended.
+        full = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        if not is_transient(error) or (self._begun and (full or not (patience and self.session_id))):
             raise self._explained(error)
         self._cause = self._cause or error
         if self.session_id:
@@ -197,7 +193,7 @@ class Resumption:
             )
         elif isinstance(self.request, generation_pb2.GenerateRequest) and self.request.request_id:
             # The session may have begun at a service that is gone.
-            self.request.take_over |= error.reached and error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED
+            self.request.take_over |= error.reached and not full
 
     def _explained(self, error: SpecwireError) -> SpecwireError:
         cause = self._cause
@@ -288,25 +284,22 @@ def _logprobs(message: generation_pb2.Chunk) -> tuple[TokenLogprobs, ...]:
 
 
 def _timings(message: generation_pb2.ChunkTimings) -> Timings:
+    step = message.step
     return Timings(
         message.forward_ended_ns,
         message.verdict_received_ns,
         message.durable_ns,
         message.emitted_ns,
-        _step(message.step),
-    )
-
-
-def _step(message: verify_pb2.StepTimings) -> Step:
-    return Step(
-        number=message.step,
-        sessions=message.sessions,
-        rows=message.rows,
-        forward_us=message.forward_us,
-        choose_us=message.choose_us,
-        gap_us=message.gap_us,
-        waited_us=message.waited_us,
-        drafted_us=message.drafted_us,
+        Step(
+            step.step,
+            step.sessions,
+            step.rows,
+            step.forward_us,
+            step.choose_us,
+            step.gap_us,
+            step.waited_us,
+            step.drafted_us,
+        ),
     )
 
 

@@ -13,10 +13,10 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from specwire.core.invalid import InvalidParameter
-from specwire.redis.values import decoded
+from specwire.redis import decoded
 
 VERSION = 1
 MOST_BYTES = 16 * 1024
@@ -24,7 +24,7 @@ MOST_MODELS = 64
 MOST_CHARACTERS = 255
 MOST_COUNT = 1 << 53
 
-ID = re.compile(r"[0-9a-f]{32}")
+ID = re.compile(r"^[0-9a-f]{32}\Z")
 REGION = re.compile(r"^[A-Za-z0-9._-]{0,64}\Z")
 
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,128}\Z")]
@@ -81,41 +81,24 @@ NO_LOAD = Load(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ServiceEntry:
-    """A service.
+    """A service, as its JSON has it, too.
 
     id: random, of one process. address: HOST:PORT where others dial it. region: services of one region are near each
     other. slots: sessions that it can hold, kv_bytes what their keys and values take; 0 of an orchestrator.
     started: Unix time in seconds, by its own clock. beat: rises with every heartbeat.
     """
 
-    id: str
+    id: Annotated[str, Meta(pattern=ID.pattern)]
     role: Role
     address: str
-    region: str = ""
-    models: tuple[ServedModel, ...] = ()
-    slots: int = 0
-    kv_bytes: int = 0
+    region: Annotated[str, Meta(pattern=REGION.pattern)] = ""
+    models: Annotated[tuple[ServedModel, ...], Meta(max_length=MOST_MODELS)] = ()
+    slots: Count = 0
+    kv_bytes: Count = 0
     load: Load = NO_LOAD
     state: ServiceState = ServiceState.SERVING
-    started: float = 0.0
-    beat: int = 0
-
-
-class EntryFields(Struct):
-    """An entry's JSON, by the names of ServiceEntry."""
-
-    v: int
-    id: str
-    role: Role
-    address: str
-    region: Annotated[str, Meta(pattern=REGION.pattern)]
-    models: Annotated[tuple[ServedModel, ...], Meta(max_length=MOST_MODELS)]
-    slots: Count
-    kv_bytes: Count
-    load: Load
-    state: ServiceState
-    started: Annotated[float, Meta(ge=-MOST_COUNT, le=MOST_COUNT)]
-    beat: Count
+    started: Annotated[float, Meta(ge=-MOST_COUNT, le=MOST_COUNT)] = 0.0
+    beat: Count = 0
 
 
 class EntryHead(Struct):
@@ -136,21 +119,16 @@ def decode(entry_id: str, data: bytes) -> ServiceEntry:
         version = decoded(data, EntryHead).v
         if version > VERSION:
             raise InvalidEntry("newer", f"v: {version} is newer than {VERSION}")
-        return entry_of(entry_id, decoded(data, EntryFields))
+        return checked(entry_id, decoded(data, ServiceEntry))
     except InvalidEntry:
         raise
     except ValueError as error:
         raise InvalidEntry("invalid", str(error)) from None
 
 
-def entry_of(entry_id: str, fields: EntryFields) -> ServiceEntry:
-    """The entry of this id, with what a type cannot say checked. Raises InvalidEntry."""
-    found = structs.asdict(fields)
-    del found["v"]
-    entry = ServiceEntry(**found)
+def checked(entry_id: str, entry: ServiceEntry) -> ServiceEntry:
+    """The entry of this id, in which a type cannot say all. Raises InvalidEntry."""
     checked_address("address", entry.address)
-    if not ID.fullmatch(entry.id):
-        raise InvalidEntry("invalid", "id: must be 32 hexadecimal digits")
     if entry.id != entry_id:
         raise InvalidEntry("invalid", "id: is another one than the key's")
     for model in entry.models:

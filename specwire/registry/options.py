@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
-from specwire.redis.urls import InvalidUrl, connection_of
-from specwire.registry.directory import FIELD, TIMEOUT_S, Directory
+from specwire.redis import InvalidUrl, connection_of
+from specwire.registry.directory import FIELD, TIMEOUT_S, Directory, Registrar, new_id
 from specwire.registry.entry import (
     MOST_CHARACTERS,
     MOST_MODELS,
@@ -22,7 +22,6 @@ from specwire.registry.entry import (
     check_region,
     checked_address,
 )
-from specwire.registry.registrar import Registrar, new_id
 from specwire.rpc.channel import host_of
 from specwire.rpc.model_info import Identity
 from specwire.rpc.server_options import check_listen
@@ -31,7 +30,7 @@ from specwire.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class RegistryOptions:
-    """url: of Redis, as in `specwire.redis.urls`; "" registers nowhere.
+    """url: of Redis, as in `specwire.redis`; "" registers nowhere.
 
     advertise: HOST or HOST:PORT where others dial the service; "" takes the address that it listens on.
     region: where the service is, by a name of the operator's choice; "" says nothing.

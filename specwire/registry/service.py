@@ -21,21 +21,18 @@ import grpc.aio
 import msgspec
 
 from specwire.core.invalid import InvalidParameter
-from specwire.registry.directory import Directory, Listing, RegistryUnavailable
+from specwire.registry.directory import SCATTER, Directory, Listing, RegistryUnavailable
 from specwire.registry.entry import (
     MOST_CHARACTERS,
     MOST_MODELS,
-    VERSION,
-    EntryFields,
     InvalidEntry,
     Role,
     ServiceEntry,
     ServiceState,
     check_region,
-    entry_of,
+    checked,
 )
 from specwire.registry.options import CloudOptions
-from specwire.registry.registrar import SCATTER
 from specwire.rpc.channel import Backoff, distrust, open_peer_channel, unreachable
 from specwire.rpc.errors import Context, ReadableStream, StatusError, retry_after
 from specwire.rpc.keys import Token
@@ -77,7 +74,6 @@ def service_to_wire(entry: ServiceEntry) -> registry_pb2.RegisteredService:
 def service_from_wire(service: registry_pb2.RegisteredService, role: Role, beat: int) -> ServiceEntry:
     """Raises InvalidEntry, as for an entry that was read from Redis."""
     fields = {
-        "v": VERSION,
         "id": service.id,
         "role": role,
         "address": service.address,
@@ -94,7 +90,7 @@ def service_from_wire(service: registry_pb2.RegisteredService, role: Role, beat:
         "beat": beat,
     }
     try:
-        return entry_of(service.id, msgspec.convert(fields, EntryFields))
+        return checked(service.id, msgspec.convert(fields, ServiceEntry))
     except InvalidEntry:
         raise
     except ValueError as error:
@@ -259,8 +255,6 @@ def _urgent(services: Sequence[registry_pb2.RegisteredService]) -> list[tuple[An
 # Seconds that a look waits for the first answer; between attempts to connect, growing.
 ANSWER_S = 5.0
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.2, 10.0
-# A connection shorter than this was none: redialling slows down.
-STABLE_S = 5.0
 MOST_HEARD = MOST_TOLD + 1024
 
 
@@ -349,9 +343,7 @@ class RemoteDirectory:
                 logger.exception("following %s failed", self._address)
                 self._trouble = f"{self._address}: {error}"
             self._heard.set()
-            if loop.time() - began > STABLE_S:
-                backoff.reset()
-            await asyncio.sleep(max(wait, backoff.next()))
+            await asyncio.sleep(max(wait, backoff.next(loop.time() - began)))
 
     def _why(self, error: grpc.aio.AioRpcError) -> str:
         details, code = error.details() or "", error.code()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -118,6 +118,8 @@ def is_loopback(host: str) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 # How long to wait before the next attempt.
 
+STABLE_S = 5.0
+
 
 class Backoff:
     """Waits that double from `first` to `most` seconds, each scattered over its upper half.
@@ -130,8 +132,10 @@ class Backoff:
         self._most = most
         self._random = random.Random()
 
-    def next(self) -> float:
-        """Seconds to wait now."""
+    def next(self, held: float = 0.0) -> float:
+        """Seconds to wait now. held: for which a connection did; what broke a short one may still be there."""
+        if held > STABLE_S:
+            self.reset()
         wait, self._next = self._next, min(self._most, 2 * self._next)
         return wait * self._random.uniform(0.5, 1.0)
 
@@ -144,7 +148,7 @@ class Backoff:
 # Channels to other processes, plain or with TLS, and why one fails.
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-C = TypeVar("C", grpc.Channel, grpc.aio.Channel)
+T = TypeVar("T")
 
 
 def open_channel(
@@ -154,11 +158,8 @@ def open_channel(
 
     tls, token: as they are now; who takes up renewed ones opens another channel. read_ahead: see `channel_options`.
     """
-    check_token_is_safe(address, tls, token)
-    options, shown = channel_options(address, read_ahead), text_of(token)
-    if tls is None:
-        return _showing(grpc.aio.insecure_channel(address, options=options), shown)
-    return _showing(grpc.aio.secure_channel(address, tls.credentials(), options=options), shown)
+    channel: grpc.aio.Channel = _opened(grpc.aio, address, tls, token, read_ahead)
+    return channel
 
 
 def open_peer_channel(address: str, tls: ClientTls | None = None, token: Token | str = "") -> grpc.aio.Channel:
@@ -176,11 +177,18 @@ def open_blocking_channel(
     address: str, tls: ClientTls | None = None, token: str = "", read_ahead: int = 0
 ) -> grpc.Channel:
     """Like open_channel, for threads."""
-    check_token_is_safe(address, tls, token)
-    options = channel_options(address, read_ahead)
-    if tls is None:
-        return _showing(grpc.insecure_channel(address, options=options), token)
-    return _showing(grpc.secure_channel(address, tls.credentials(), options=options), token)
+    channel: grpc.Channel = _opened(grpc, address, tls, token, read_ahead)
+    return channel
+
+
+def immediate(answer: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        answer.send(None)
+    except StopIteration as done:
+        returned: T = done.value
+        return returned
+    raise RuntimeError("it waits")
 
 
 def check_token_is_safe(address: str, tls: ClientTls | None, token: Token | str) -> None:
@@ -189,14 +197,19 @@ def check_token_is_safe(address: str, tls: ClientTls | None, token: Token | str)
         raise InvalidParameter("token", f"is not sent to {address} unencrypted: give --tls or --tls-ca")
 
 
-def _showing(channel: C, token: str) -> C:
-    """The channel, on which every call shows `token`.
+def _opened(library: Any, address: str, tls: ClientTls | None, token: Token | str, read_ahead: int) -> Any:
+    """A channel of gRPC's library for asyncio, or of that for threads, on which every call shows `token`.
 
     gRPC's own call credentials are for encrypted channels only, and its interceptors for asyncio cost tasks per write.
     """
-    if token:
-        for kind in KINDS:
-            setattr(channel, kind, _adding(getattr(channel, kind), show(token)))
+    check_token_is_safe(address, tls, token)
+    options, shown = channel_options(address, read_ahead), show(text_of(token))
+    if tls is None:
+        channel = library.insecure_channel(address, options=options)
+    else:
+        channel = library.secure_channel(address, tls.credentials(), options=options)
+    for kind in KINDS if shown else ():
+        setattr(channel, kind, _adding(getattr(channel, kind), shown))
     return channel
 
 
@@ -208,27 +221,18 @@ def _counting(make: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _adding(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) -> Callable[..., _Shown]:
+def _adding(make: Callable[..., Any], shown: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
     """`make`, whose methods carry `shown` in the metadata of their calls."""
 
-    def method(*args: object, **kwargs: object) -> _Shown:
-        return _Shown(make(*args, **kwargs), shown)
+    def method(*args: object, **kwargs: object) -> Callable[..., Any]:
+        made = make(*args, **kwargs)
+
+        def call(*given: object, metadata: Any = (), **named: object) -> Any:
+            return made(*given, metadata=(*(metadata or ()), *shown), **named)
+
+        return call
 
     return method
-
-
-class _Shown:
-    """A method as generated stubs call it: at once, or for later."""
-
-    def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:
-        self._method = method
-        self._shown = shown
-
-    def __call__(self, *given: object, metadata: Any = (), **named: object) -> object:
-        return self._method(*given, metadata=(*(metadata or ()), *self._shown), **named)
-
-    def future(self, *given: object, metadata: Any = (), **named: object) -> object:
-        return self._method.future(*given, metadata=(*(metadata or ()), *self._shown), **named)
 
 
 def distrust(details: str, address: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf, isnan
-from typing import cast
+from typing import Any, cast
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -73,35 +73,20 @@ def constraint_to_wire(constraint: Constraint | None) -> common_pb2.Sampling:
     """A Sampling that says nothing else."""
     if constraint is None:
         return common_pb2.Sampling()
-    message = common_pb2.Sampling(constraint_behind=constraint.behind)
-    match constraint.kind:
-        case ConstraintKind.JSON_SCHEMA:
-            message.json_schema = constraint.text
-        case ConstraintKind.REGEX:
-            message.regex = constraint.text
-        case ConstraintKind.CHOICES:
-            message.choices.texts.extend(constraint.texts)
-        case ConstraintKind.GRAMMAR:
-            message.grammar = constraint.text
-    return message
+    listed = constraint.kind is ConstraintKind.CHOICES
+    form: Any = common_pb2.Choices(texts=constraint.texts) if listed else constraint.text
+    return common_pb2.Sampling(constraint_behind=constraint.behind, **{constraint.kind.value: form})
 
 
 def constraint_from_wire(message: common_pb2.Sampling) -> Constraint | None:
     """Raises InvalidParameter."""
-    behind = message.constraint_behind
-    match message.WhichOneof("constraint"):
-        case "json_schema":
-            return Constraint(ConstraintKind.JSON_SCHEMA, (message.json_schema,), behind)
-        case "regex":
-            return Constraint(ConstraintKind.REGEX, (message.regex,), behind)
-        case "choices":
-            return Constraint(ConstraintKind.CHOICES, tuple(message.choices.texts), behind)
-        case "grammar":
-            return Constraint(ConstraintKind.GRAMMAR, (message.grammar,), behind)
-        case _ if behind:
+    name, behind = message.WhichOneof("constraint"), message.constraint_behind
+    if name is None:
+        if behind:
             raise InvalidParameter("constraint_behind", "needs a constraint")
-        case _:
-            return None
+        return None
+    form, listed = getattr(message, name), name == ConstraintKind.CHOICES
+    return Constraint(ConstraintKind(name), tuple(form.texts) if listed else (form,), behind)
 
 
 def check_known(message: Message, name: str) -> None:
@@ -350,7 +335,7 @@ def verdict_to_wire(verdict: Verdict, handle: int, attach: int) -> verify_pb2.Ve
         tested=verdict.width,
         finish_reason=reason_to_wire(verdict.finish),
         ledger_us=bounded_ledger_us(verdict.ledger_us),
-        kind=kind_to_wire(verdict.kind) if verdict.width else common_pb2.SOURCE_KIND_UNSPECIFIED,
+        kind=cast("common_pb2.SourceKind", int(verdict.kind) if verdict.width else 0),
         source=verdict.source if verdict.width else 0,
         met=verdict.met,
         logprobs=logprobs_to_wire(verdict.logprobs),
@@ -416,10 +401,6 @@ def outcomes_from_wire(values: Sequence[int]) -> tuple[Outcome, ...]:
         return tuple(map(Outcome, values))
     except ValueError as error:
         raise InvalidParameter("outcomes", str(error)) from None
-
-
-def kind_to_wire(kind: SourceKind) -> common_pb2.SourceKind:
-    return cast("common_pb2.SourceKind", int(kind))
 
 
 _KINDS = frozenset(SourceKind)

@@ -51,13 +51,6 @@ def message_type(method: str, answer: bool = False) -> Descriptor | None:
     return kind
 
 
-def decoded(data: bytes, kind: Descriptor | None, deserialize: Deserialize, most: int = MOST_PARTS) -> object:
-    """Raises InvalidParameter: the message has too many parts or numbers; and as `deserialize`."""
-    if kind is not None and len(data) > SMALL_BYTES:
-        check_parts(data, kind, most)
-    return deserialize(data)
-
-
 def check_parts(data: bytes, kind: Descriptor, most: int = MOST_PARTS) -> None:
     """Raises InvalidParameter, also for what is no message: its beginning would be made before that is seen."""
     try:
@@ -135,12 +128,18 @@ def _refuse(message: str) -> NoReturn:
     raise InvalidParameter("request", message)
 
 
+@cache
+def _lists(kind: Descriptor) -> tuple[str, ...]:
+    """Names of a message's lists, in the order of their declaration."""
+    return tuple(field.name for field in kind.fields if field.is_repeated)
+
+
 def portions(message: M, order: Sequence[str] = ()) -> Iterator[M]:
     """The message; one whose lists have more than PARTS_AT_ONCE parts as several, which say the same one by one.
 
     order: of the lists, as they are to be taken; by default as they are declared. What is no list stands in each.
     """
-    lists = [field.name for field in message.DESCRIPTOR.fields if field.is_repeated]
+    lists = _lists(message.DESCRIPTOR)
     if sum(len(getattr(message, name)) for name in lists) <= PARTS_AT_ONCE:
         yield message
         return

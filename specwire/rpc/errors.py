@@ -15,7 +15,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, Self, TypeAlias, cast
 
 import grpc
@@ -27,7 +27,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from specwire.core.invalid import MOST_PARTS, InvalidParameter
-from specwire.rpc.decoding import NO_MESSAGE, SMALL_BYTES, Deserialize, decoded, message_type
+from specwire.rpc.decoding import NO_MESSAGE, SMALL_BYTES, Deserialize, check_parts, message_type
 
 # ----------------------------------------------------------------------------------------------------------------------
 # When to ask again: google.rpc.RetryInfo in a status, where clients of gRPC in any language look for it.
@@ -140,43 +140,36 @@ def kind_of(handler: Handler) -> str:
     return "_".join(ends)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unreadable:
-    """Stands for an unreadable message: an error while gRPC decodes would be UNKNOWN to the caller."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class _Undecoded:
-    """Stands for a large message, which gRPC would decode on the event loop."""
-
-    data: bytes
-    decode: Deserialize
-
-
 def reading(deserialize: Deserialize | None, kind: Descriptor | None, most: int = MOST_PARTS) -> Deserialize | None:
-    """For gRPC: `deserialize`, whose result `readable` must be asked for. kind: of the messages. most: their parts."""
+    """For gRPC: `deserialize`, whose result `readable` must be asked for. kind: of the messages. most: their parts.
+
+    For an unreadable message its error stands, for one that is raised while gRPC decodes would be UNKNOWN to the
+    caller; for a large one a call that decodes it, which gRPC would do on the event loop.
+    """
     if deserialize is None:
         return None
 
-    def decode(data: bytes) -> object:
+    def decode(data: bytes, at_once: bool = False) -> object:
+        if len(data) > SMALL_BYTES and not at_once:
+            return partial(decode, data, True)
         try:
-            return decoded(data, kind, deserialize, most)
+            if at_once and kind is not None:
+                check_parts(data, kind, most)
+            return deserialize(data)
         except DecodeError:
-            return _Unreadable(InvalidParameter("request", NO_MESSAGE))
+            return InvalidParameter("request", NO_MESSAGE)
         except (StatusError, InvalidParameter) as error:
-            return _Unreadable(error)
+            return error
 
-    return lambda data: decode(data) if len(data) <= SMALL_BYTES else _Undecoded(data, decode)
+    return decode
 
 
 async def readable(message: Any) -> Any:
     """What gRPC read by `reading`. Raises InvalidParameter, or StatusError, if it is unreadable."""
-    if isinstance(message, _Undecoded):
-        message = await asyncio.to_thread(message.decode, message.data)
-    if isinstance(message, _Unreadable):
-        raise message.error
+    if isinstance(message, partial):
+        message = await asyncio.to_thread(message)
+    if isinstance(message, Exception):
+        raise message
     return message
 
 
@@ -194,7 +187,8 @@ class ReadableStream:
         return self
 
     async def __anext__(self) -> Any:
-        return await readable(await anext(self._messages))
+        message = await anext(self._messages)
+        return await readable(message) if isinstance(message, (partial, Exception)) else message
 
 
 def _guard_coroutine(behaviour: Behaviour, method: str, received: Received) -> Behaviour:
@@ -235,15 +229,10 @@ def told_of(error: Exception, method: str) -> tuple[grpc.StatusCode, str, Metada
     if code is grpc.StatusCode.INTERNAL and not isinstance(error, StatusError):
         logger.error("%s failed", method, exc_info=error)
     message = clipped(message)
-    return code, message, _trailers(error, message)
+    after = error.retry_after if isinstance(error, StatusError) else None
+    return code, message, () if after is None else retry_metadata(code, message, after)
 
 
 def clipped(message: str) -> str:
     """The part of `message` that a status may carry."""
     return message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 3]}..."
-
-
-def _trailers(error: Exception, message: str) -> Metadata:
-    if isinstance(error, StatusError) and error.retry_after is not None:
-        return retry_metadata(error.code, message, error.retry_after)
-    return ()

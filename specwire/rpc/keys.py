@@ -161,12 +161,8 @@ def read_peer_token(args: argparse.Namespace) -> Token:
     file = args.token_file
     if file is None:
         return Token()
-    origin = Origin([file], partial(_token_in, "--token-file", file))
+    origin = Origin([file], lambda: Token(read_secret("--token-file", file)))
     return replace(origin.latest, origin=origin)
-
-
-def _token_in(flag: str, file: str) -> Token:
-    return Token(read_secret(flag, file))
 
 
 def read_secret(flag: str, file: str | None) -> str:

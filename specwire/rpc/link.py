@@ -6,15 +6,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.channel import Backoff, distrust, open_peer_channel, unreachable
+from specwire.rpc.channel import Backoff, distrust, immediate, open_peer_channel, unreachable
 from specwire.rpc.decoding import SMALL_BYTES, portions
 from specwire.rpc.errors import ReadableStream, readable
 from specwire.rpc.keys import Token
@@ -47,7 +47,9 @@ class Outbox(Generic[M]):
     What can wait, `push_later`, is made and sent one part at a time, each while nothing else is queued. So it takes
     neither the queue's room nor the time of others, however much it is and however slow the line.
 
-    Invariant: `_sizes` are the encoded sizes of the messages in `_queue`; together at most `most_queued` bytes.
+    `queued`: bytes that wait to be sent.
+
+    Invariant: `_sizes` are the encoded sizes of the messages in `_queue`; together `queued`, at most `most_queued`.
 
     Args:
         write: sends one message; waits while the peer's flow control is exhausted.
@@ -63,6 +65,7 @@ class Outbox(Generic[M]):
         stall_s: float = 10.0,
         most_queued: int = MOST_QUEUED_BYTES,
     ) -> None:
+        self.queued = 0
         self._write = write
         self._on_failure = on_failure
         self._stall_s = stall_s
@@ -75,11 +78,6 @@ class Outbox(Generic[M]):
         self._failed: LinkError | None = None
         self._closing = False
         self._task = self._loop.create_task(self._run(), name="outbox")
-
-    @property
-    def queued(self) -> int:
-        """Bytes that wait to be sent."""
-        return sum(self._sizes)
 
     @property
     def failed(self) -> LinkError | None:
@@ -95,6 +93,7 @@ class Outbox(Generic[M]):
             self._fail(LinkError(f"the peer does not read: more than {self._most_queued} bytes are queued for it"))
             self._task.cancel()
             return
+        self.queued += size
         if self._queue and self._sizes[-1] + size <= MERGE_BYTES:
             self._queue[-1].MergeFrom(part)
             self._sizes[-1] += size
@@ -132,7 +131,7 @@ class Outbox(Generic[M]):
                 self._wake = self._loop.create_future()
                 await self._wake
                 continue
-            self._sizes.popleft()
+            self.queued -= self._sizes.popleft()
             await self._send(self._queue.popleft())
 
     async def _send_later(self, parts: Iterator[M]) -> None:
@@ -164,7 +163,7 @@ class Outbox(Generic[M]):
         if self._failed or self._closing:
             self._failed = self._failed or error
             return
-        self._failed = error
+        self._failed, self.queued = error, 0
         self._later.clear()
         self._queue.clear()
         self._sizes.clear()
@@ -191,7 +190,6 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Heard = TypeVar("Heard", contravariant=True)
 Told = TypeVar("Told", contravariant=True)
-Known = TypeVar("Known")
 
 # Opens a channel to a peer in this process.
 LocalPeer = Callable[[], grpc.aio.Channel]
@@ -201,8 +199,6 @@ FIRST_BACKOFF = 0.05
 MOST_BACKOFF = 1.0
 # To connect, and to get the peer's description: a large tokenizer over a slow line.
 CONNECT_TIMEOUT = 60.0
-# Redialling slows down after connections shorter than this: what broke them may still be there.
-STABLE = 5.0
 # After `cut`.
 QUARANTINE = 60.0
 # Seconds between measurements of the round trip, and of how many the least counts: a line that becomes longer is
@@ -336,15 +332,14 @@ class Link(Generic[Request, Response]):
             if was_up:
                 logger.warning("link to %s lost: %s", self.address, reason)
                 self._told = True
-                if loop.time() - began > STABLE:
-                    backoff.reset()
             elif reason != self.trouble:
                 logger.warning("no link to %s: %s", self.address, reason)
                 self._told = True
             self.trouble = reason
             if not was_up:
                 listener.on_unreachable()
-            await asyncio.sleep(QUARANTINE if self._was_cut else backoff.next())
+            wait = backoff.next(loop.time() - began if was_up else 0.0)
+            await asyncio.sleep(QUARANTINE if self._was_cut else wait)
 
     async def _connect_once(self, listener: Listener[Response]) -> tuple[bool, str]:
         """One connection from start to end; returns whether it was ever up, and why it ended."""
@@ -478,17 +473,7 @@ class _FirstStatus:
 
     def _note(self, call: grpc.aio.Call) -> None:
         if not self.told:
-            self.told = f"{_known(call.code()).name}: {_known(call.details())}"
-
-
-def _known(answer: Coroutine[Any, Any, Known]) -> Known:
-    """What a coroutine returns that has nothing to wait for any more."""
-    try:
-        answer.send(None)
-    except StopIteration as done:
-        known: Known = done.value
-        return known
-    raise RuntimeError("it waits")
+            self.told = f"{immediate(call.code()).name}: {immediate(call.details())}"
 
 
 def describe(error: BaseException) -> str:

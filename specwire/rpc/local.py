@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -25,16 +25,12 @@ MOST_UNREAD = 8
 STOPPED = "the service has stopped"
 
 
-class Over(Exception):
-    """The other end says nothing more."""
-
-
 def failure(code: grpc.StatusCode, details: str, trailers: Metadata = ()) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details, None)
 
 
 class Pipe:
-    """One direction of a call, with one reader and one writer.
+    """One direction of a call, with one reader, who iterates over it, and one writer. Of these at most one waits.
 
     Invariant: once it has ended nothing more is written; what was written before may still be read.
     """
@@ -43,54 +39,52 @@ class Pipe:
         self._messages: deque[Any] = deque()
         self._end: BaseException | None = None
         self._refusal: BaseException | None = None
-        self._waiting: list[asyncio.Future[None]] = []
+        self._changed = asyncio.Event()
 
     async def write(self, message: Any) -> None:
         while self._refusal is None and len(self._messages) >= MOST_UNREAD:
-            await self._change()
+            self._changed.clear()
+            await self._changed.wait()
         if self._refusal is not None:
             raise self._refusal
         self._messages.append(message)
-        self._wake()
+        self._changed.set()
 
-    async def read(self) -> Any:
+    def __aiter__(self) -> Pipe:
+        return self
+
+    async def __anext__(self) -> Any:
         while not self._messages:
             if self._end is not None:
                 raise self._end
-            await self._change()
+            self._changed.clear()
+            await self._changed.wait()
         message = self._messages.popleft()
-        self._wake()
+        self._changed.set()
         return message
 
     def end(self, reader: BaseException, writer: BaseException) -> None:
         """What each of the two gets from now on, the reader once it has read all. Void if it has ended."""
         if self._end is None:
             self._end, self._refusal = reader, writer
-            self._wake()
+            self._changed.set()
 
     def cut(self, error: BaseException) -> None:
         """As `end` for both, and nothing more is read."""
         self._messages.clear()
         self._end = self._refusal = error
-        self._wake()
-
-    async def _change(self) -> None:
-        changed = asyncio.get_running_loop().create_future()
-        self._waiting.append(changed)
-        await changed
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
+        self._changed.set()
 
 
 class LocalCall:
-    """What a stub's method gives: a call under way, whose handler runs in a task of the server's."""
+    """What a stub's method gives, as grpc.aio has it: a call under way, whose handler runs in a task of the server's.
+
+    write: as of a stream's call.
+    """
 
     def __init__(self, server: LocalServer, method: str, timeout: float | None, request: Any = None) -> None:
         self.down, self._up = Pipe(), Pipe()
+        self.write = self._up.write
         self._request = request
         loop = asyncio.get_running_loop()
         self.deadline = None if timeout is None else loop.time() + timeout
@@ -110,7 +104,7 @@ class LocalCall:
             elif not stopped:
                 await self._handle(handler, context)
                 self._status = failure(grpc.StatusCode.INTERNAL, "the call is over")
-                self.down.end(Over(), self._status)
+                self.down.end(StopAsyncIteration(), self._status)
         except grpc.aio.AbortError:
             self._status = context.status
         except Exception as raised:  # the policy says what the caller is told
@@ -125,21 +119,14 @@ class LocalCall:
 
     async def _handle(self, handler: Handler, context: LocalContext) -> None:
         if handler.request_streaming:
-            await cast(Any, handler.stream_stream)(self._requests(), context)
+            await cast(Any, handler.stream_stream)(self._up, context)
             return
         answer = await cast(Any, handler.unary_unary)(self._request, context)
         copy = type(answer)()
         copy.CopyFrom(answer)
         await self.down.write(copy)
 
-    async def _requests(self) -> AsyncIterator[Any]:
-        while True:
-            try:
-                yield await self._up.read()
-            except Over:
-                return
-
-    # At the client, as grpc.aio's calls have it
+    # At the client
 
     @property
     def over(self) -> bool:
@@ -148,27 +135,18 @@ class LocalCall:
     async def wait_for_connection(self) -> None:
         """There is nothing to wait for."""
 
-    async def write(self, message: Any) -> None:
-        await self._up.write(message)
-
     async def done_writing(self) -> None:
-        self._up.end(Over(), failure(grpc.StatusCode.INTERNAL, "nothing more was to be written"))
+        self._up.end(StopAsyncIteration(), failure(grpc.StatusCode.INTERNAL, "nothing more was to be written"))
 
-    def __aiter__(self) -> LocalCall:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self.down.read()
-        except Over:
-            raise StopAsyncIteration from None
+    def __aiter__(self) -> Pipe:
+        return self.down
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._answer().__await__()
 
     async def _answer(self) -> Any:
         try:
-            return await self.down.read()
+            return await anext(self.down)
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -193,10 +171,8 @@ class LocalContext:
 
     def __init__(self, call: LocalCall) -> None:
         self._call = call
+        self.write = call.down.write
         self.status = failure(grpc.StatusCode.UNKNOWN, "")
-
-    async def write(self, message: Any) -> None:
-        await self._call.down.write(message)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
         self.status = failure(code, details, trailing_metadata)

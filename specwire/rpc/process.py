@@ -19,7 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from specwire.progress import LAST_LINE
 
@@ -139,32 +139,33 @@ async def run_until_signalled(
 async def _start_unless(signalled: asyncio.Event, start: Callable[[], Awaitable[R]]) -> R | None:
     """The started service, or None if a signal came first: the start is then cancelled and has cleaned up."""
     starting = asyncio.ensure_future(start())
-    signal_wait = asyncio.ensure_future(signalled.wait())
-    try:
-        await asyncio.wait({starting, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            return starting.result()
-        starting.cancel()
-        done, _ = await asyncio.wait({starting}, timeout=GIVE_UP_LIMIT)
-        if not done:
-            raise TimeoutError(f"the start that was given up did not end within {GIVE_UP_LIMIT:g} s")
-        if starting.cancelled() or starting.exception() is not None:
-            return None
+    await _done_or(signalled, starting)
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    done, _ = await asyncio.wait({starting}, timeout=GIVE_UP_LIMIT)
+    if not done:
+        raise TimeoutError(f"the start that was given up did not end within {GIVE_UP_LIMIT:g} s")
+    if not starting.cancelled() and starting.exception() is None:
         async with asyncio.timeout(STOP_LIMIT):
             await starting.result().stop(0.0)
-        return None
-    finally:
-        signal_wait.cancel()
+    return None
 
 
 async def _failure_unless(signalled: asyncio.Event, running: R) -> str | None:
     failure = asyncio.ensure_future(running.failed())
-    signal_wait = asyncio.ensure_future(signalled.wait())
     try:
-        await asyncio.wait({failure, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+        await _done_or(signalled, failure)
         return None if signalled.is_set() else failure.result()
     finally:
         failure.cancel()
+
+
+async def _done_or(signalled: asyncio.Event, waited: asyncio.Future[Any]) -> None:
+    signal_wait = asyncio.ensure_future(signalled.wait())
+    try:
+        await asyncio.wait({waited, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
         signal_wait.cancel()
 
 

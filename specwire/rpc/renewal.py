@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from specwire.core.invalid import InvalidParameter
 
@@ -28,15 +28,6 @@ SETTLED_S = 2.0
 
 # Of each file: time of change of content and of mode, inode, size; None where there is no file.
 _State = tuple[tuple[int, int, int, int] | None, ...]
-
-
-class Renewable(Protocol):
-    """What `Renewal` looks after: an Origin of any type."""
-
-    @property
-    def files(self) -> tuple[str, ...]: ...
-
-    def look(self) -> bool: ...
 
 
 class Origin(Generic[T]):
@@ -97,10 +88,10 @@ class Renewal:
         on_change: called on the event loop when one of them has another value; must not block.
     """
 
-    def __init__(self, origins: Iterable[Renewable | None], on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, origins: Iterable[Origin[Any] | None], on_change: Callable[[], None] = lambda: None) -> None:
         self._origins = [each for each in origins if each is not None]
         self._on_change = on_change
-        self._troubles: dict[Renewable, str] = {}
+        self._troubles: dict[Origin[Any], str] = {}
         self._task = asyncio.create_task(self._run(), name="renewal of keys") if self._origins else None
 
     async def _run(self) -> None:
@@ -117,7 +108,7 @@ class Renewal:
         changed = [self._renewed(origin) for origin in self._origins]
         return any(changed)
 
-    def _renewed(self, origin: Renewable) -> bool:
+    def _renewed(self, origin: Origin[Any]) -> bool:
         try:
             changed = origin.look()
         except InvalidParameter as error:

@@ -6,10 +6,10 @@ import asyncio
 import errno
 import inspect
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -33,43 +33,44 @@ class MessageTooLong(StatusError):
 
 
 @dataclass(frozen=True, slots=True)
-class AccessPolicy:
-    """keys: who may call; None: everybody. most_bytes: of one message, below the cap of every message."""
+class Service:
+    """A service to host.
 
+    name: full name, such as specwire.v1.VerifyService.
+    register: adds the servicer to a server, such as
+        `lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)`.
+    keys: who may call; None: everybody. most_bytes: of one message, below the cap of every message.
+    """
+
+    name: str
+    register: Callable[[grpc.aio.Server], None]
     keys: Keys | None = None
     most_bytes: int = MOST_MESSAGE_BYTES
-
-
-class _Revoked(StatusError):
-    """What a caller showed is no longer valid."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(grpc.StatusCode.UNAUTHENTICATED, message)
 
 
 @dataclass(eq=False, slots=True)
 class _RunningCall:
     """A call that was let in by `metadata`, and is ended with `revoked` once that is no longer valid."""
 
-    access: AccessPolicy
+    keys: Keys | None
     metadata: Metadata
     context: Context
     task: asyncio.Task[Any] | None
-    revoked: _Revoked | None = None
+    revoked: StatusError | None = None
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
     """Called within ErrorPolicy, which turns its errors into statuses.
 
     Args:
-        services: by full name. Others, which are health checks and reflection, are open to everybody.
+        services: those that have a say. Others, which are health checks and reflection, are open to everybody.
         tls: of the server.
 
     Invariant: while keys or authorities may change, every call that runs is in `_running`.
     """
 
-    def __init__(self, services: Mapping[str, AccessPolicy], tls: ServerTls | None = None) -> None:
-        self._services = services
+    def __init__(self, services: Iterable[Service], tls: ServerTls | None = None) -> None:
+        self._services = {service.name: service for service in services}
         self._certification = Certification(tls)
         self._certified = tls is not None and tls.origin is not None and tls.client_ca is not None
         self._running: set[_RunningCall] = set()
@@ -78,20 +79,19 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
         handler = await continuation(handler_call_details)
-        access = self._services.get(handler_call_details.method.rpartition("/")[0].lstrip("/"))
-        if handler is None:  # an unknown method
+        service = self._services.get(handler_call_details.method.rpartition("/")[0].lstrip("/"))
+        if service is None or handler is None:  # an unknown method has no handler
             return handler
-        if access is None:
-            return handler
-        if access.keys is not None:
+        keys, metadata = service.keys, handler_call_details.invocation_metadata
+        if keys is not None:
             try:
-                access.keys.holder(handler_call_details.invocation_metadata)
+                keys.holder(metadata)
             except StatusError as error:
                 return _refusing(handler, error)
-        if self._certified or (access.keys is not None and access.keys.origin is not None):
-            handler = self._watched(handler, access, handler_call_details.invocation_metadata)
+        if self._certified or (keys is not None and keys.origin is not None):
+            handler = self._watched(handler, keys, metadata)
         # gRPC itself refuses what exceeds the cap of every message.
-        return handler if access.most_bytes >= MOST_MESSAGE_BYTES else _bounded(handler, access.most_bytes)
+        return handler if service.most_bytes >= MOST_MESSAGE_BYTES else _bounded(handler, service.most_bytes)
 
     def recheck(self) -> None:
         """End running calls whose token or certificate is no longer valid, with UNAUTHENTICATED."""
@@ -101,26 +101,28 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
                 if call.revoked is not None:
                     call.task.cancel()
 
-    def _revoked(self, call: _RunningCall) -> _Revoked | None:
+    def _revoked(self, call: _RunningCall) -> StatusError | None:
+        """Why the call may not go on: what its caller showed is no longer valid."""
         if not self._certification.holds(lambda: certificates_of(call.context)):
-            return _Revoked("the certificate that was shown is of no authority that is still trusted here")
+            message = "the certificate that was shown is of no authority that is still trusted here"
+            return StatusError(grpc.StatusCode.UNAUTHENTICATED, message)
         try:
-            if call.access.keys is not None:
-                call.access.keys.holder(call.metadata)
+            if call.keys is not None:
+                call.keys.holder(call.metadata)
         except StatusError as error:
-            return _Revoked(error.message)
+            return error
         return None
 
-    def _watched(self, handler: Handler, access: AccessPolicy, metadata: Metadata) -> Handler:
+    def _watched(self, handler: Handler, keys: Keys | None, metadata: Metadata) -> Handler:
         behaviour: Behaviour = getattr(handler, kind_of(handler))
 
         async def call(request: Any, context: Context) -> Any:
-            with self._let_in(_RunningCall(access, metadata, context, asyncio.current_task())):
+            with self._let_in(_RunningCall(keys, metadata, context, asyncio.current_task())):
                 return await behaviour(request, context)
 
         async def stream(request: Any, context: Context) -> None:
             """It writes by itself, so that it can be ended while the caller does not read."""
-            with self._let_in(_RunningCall(access, metadata, context, asyncio.current_task())):
+            with self._let_in(_RunningCall(keys, metadata, context, asyncio.current_task())):
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         await context.write(response)
@@ -197,35 +199,13 @@ class ListenError(Exception):
     """The server cannot listen at the given address; the message names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A service to host.
+class RunningServer:
+    """A server that listens. `address` is HOST:PORT as a client on this machine dials it.
 
-    name: full name, such as specwire.v1.VerifyService.
-    register: adds the servicer to a server, such as
-        `lambda server: verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)`.
-    access: who may call it.
+    Args: checks: grpc_health's asyncio servicer, for which there are no types.
     """
 
-    name: str
-    register: Callable[[grpc.aio.Server], None]
-    access: AccessPolicy = AccessPolicy()
-
-
-class HealthChecks(Protocol):
-    """What is used of grpc_health's asyncio servicer, for which there are no types."""
-
-    async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None: ...
-
-    async def enter_graceful_shutdown(self) -> None: ...
-
-
-class RunningServer:
-    """A server that listens. `address` is HOST:PORT as a client on this machine dials it."""
-
-    def __init__(
-        self, server: grpc.aio.Server, checks: HealthChecks, names: Sequence[str], address: str, guard: Guard
-    ) -> None:
+    def __init__(self, server: grpc.aio.Server, checks: Any, names: Sequence[str], address: str, guard: Guard) -> None:
         self._server = server
         self._guard = guard
         self._checks = checks
@@ -248,10 +228,6 @@ class RunningServer:
         await self._checks.enter_graceful_shutdown()
         await self._server.stop(grace)
 
-    async def wait(self) -> None:
-        """Return when the server has stopped."""
-        await self._server.wait_for_termination()
-
 
 async def serve(
     services: Sequence[Service],
@@ -259,7 +235,6 @@ async def serve(
     *,
     tls: ServerTls | None = None,
     allow_insecure: bool = False,
-    serving: bool = True,
 ) -> RunningServer:
     """Start a server.
 
@@ -267,7 +242,6 @@ async def serve(
         listen: HOST:PORT; port 0 takes a free one, an empty host is the loopback address.
         tls: encrypt; None speaks plaintext.
         allow_insecure: listen beyond this machine without TLS.
-        serving: what health checks say at first; False while a model loads, say.
 
     Raises:
         ListenError: bad address, port in use, or an address beyond this machine with neither tls nor allow_insecure.
@@ -277,16 +251,16 @@ async def serve(
     if exposed is not None:
         raise ListenError(f"listen: {exposed}")
     check_free([("listen", listen)])  # gRPC would write its own complaint to standard error
-    guard = Guard({service.name: service.access for service in services}, tls)
+    guard = Guard(services, tls)
     server = grpc.aio.server(interceptors=[ErrorPolicy(), guard], options=server_options())
-    checks: HealthChecks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs do not know health.aio
+    checks: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs do not know health.aio
     names = [service.name for service in services]
     for service in services:
         service.register(server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     running = RunningServer(server, checks, names, _bind(server, host, port, listen, tls), guard)
-    await running.set_serving(serving)
+    await running.set_serving(True)
     await server.start()
     return running
 

@@ -27,8 +27,7 @@ from specwire.progress import LAST_LINE
 from specwire.rpc.channel import exposure
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.process import R, run_until_signalled
-from specwire.rpc.renewal import Renewable
-from specwire.rpc.server import AccessPolicy
+from specwire.rpc.renewal import Origin
 from specwire.rpc.tls import ServerTls, server_tls
 
 Options = TypeVar("Options")
@@ -198,13 +197,9 @@ class ModelServiceOptions:
         return [("listen", self.listen), *([("metrics", self.metrics)] if self.metrics else [])]
 
     @property
-    def origins(self) -> tuple[Renewable | None, ...]:
+    def origins(self) -> tuple[Origin[Any] | None, ...]:
         """Of keys and certificates that may change while it runs; None for those that were not read of files."""
         return tuple(None if each is None else each.origin for each in (self.tls, self.keys))
-
-    @property
-    def access(self) -> AccessPolicy:
-        return AccessPolicy(self.keys)
 
 
 def engine_options(engine: str, text: str) -> dict[str, Any]:

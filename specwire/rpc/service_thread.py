@@ -48,10 +48,6 @@ Info = TypeVar("Info")
 T = TypeVar("T")
 
 
-def as_one(_: object) -> int:
-    return 1
-
-
 class Inbox(Generic[Command]):
     """A queue of commands for one reader. `weight`: of what waits.
 
@@ -59,7 +55,7 @@ class Inbox(Generic[Command]):
         weigh: gives a command's size, in tokens and parts.
     """
 
-    def __init__(self, weigh: Callable[[Command], int] = as_one) -> None:
+    def __init__(self, weigh: Callable[[Command], int]) -> None:
         self.weight = 0
         self._weigh = weigh
         self._queue: SimpleQueue[tuple[Command | Stop, int]] = SimpleQueue()

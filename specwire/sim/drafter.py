@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from draft_service.commands import Command, Dropped, Replies, Reply
-from draft_service.sessions import DraftForward, Expansion, Sessions
+from draft_service.sessions import Command, DraftForward, Dropped, Expansion, Replies, Reply, Sessions
 from specwire.core.draft import Drawn
 from specwire.core.model import Feed
 from specwire.sim.clock import Clock, Machine

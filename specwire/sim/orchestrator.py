@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from draft_service.commands import AdvanceSession, CloseSession, Command, DraftedProposal, OpenSession, Reply
+from draft_service.sessions import AdvanceSession, CloseSession, Command, DraftedProposal, OpenSession, Reply
 from specwire.core import messages
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import AssignedDrafter, Pace, Proposal, SourcePace, Verdict, first_pace

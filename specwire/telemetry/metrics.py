@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from operator import attrgetter
 from typing import Any
 
@@ -123,7 +124,6 @@ MOST_CONNECTIONS = 32
 GOODBYE_S = 1.0
 
 PLAIN = "text/plain; charset=utf-8"
-REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
 HEAD_END = b"\r\n\r\n"
 
 
@@ -237,7 +237,7 @@ def _page(registry: Registry, path: bytes) -> tuple[int, str, str]:
 def _response(status: int, text: str, kind: str = PLAIN, body: bool = True) -> bytes:
     data = text.encode()
     head = (
-        f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (data if body else b"")

@@ -40,7 +40,7 @@ class Telemetry:
         if self != Telemetry():
             os.environ[INHERITED] = json.dumps(asdict(self))
         if self.traces:
-            from specwire.telemetry.otel_export import export_to  # an extra
+            from specwire.telemetry.tracing import export_to  # loads OpenTelemetry
 
             export_to(self.traces, service)
 

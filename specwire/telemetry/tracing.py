@@ -14,12 +14,16 @@ from typing import Protocol
 from specwire.rpc.keys import Metadata
 
 try:
-    from specwire.telemetry import otel
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError:  # the extra is not installed
-    otel = None  # type: ignore[assignment]  # a module, or nothing
+    trace = None  # type: ignore[assignment]  # a module, or nothing
 
 # The header's name, in HTTP and in gRPC's metadata.
 TRACEPARENT = "traceparent"
+SCOPE = "specwire"
+# Seconds. A collector that does not answer must keep nobody from ending.
+EXPORT_LIMIT_S = 3.0
 Value = str | int | float | bool
 
 
@@ -58,11 +62,49 @@ class _Nothing:
 NO_SPAN: Span = _Nothing()
 
 
+class _OtelSpan:
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+        carrier: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(carrier, trace.set_span_in_context(span))
+        self.traceparent = carrier.get(TRACEPARENT, "")
+
+    def event(self, name: str, **attributes: Value) -> None:
+        self._span.add_event(name, attributes)
+
+    def end(self, error: str = "", **attributes: Value) -> None:
+        if not self._span.is_recording():
+            return
+        self._span.set_attributes(attributes)
+        if error:
+            self._span.set_status(trace.StatusCode.ERROR, error)
+        self._span.end()
+
+
 def begin(name: str, side: Side, parent: str = "", **attributes: Value) -> Span:
-    """A span below `parent`, a traceparent; without one below whatever is current here."""
-    if otel is None:
+    """A span below `parent`, a traceparent; without a valid one below whatever is current here."""
+    if trace is None:
         return NO_SPAN
-    return otel.begin(name, side is Side.CLIENT, parent, attributes)
+    context = TraceContextTextMapPropagator().extract({TRACEPARENT: parent}) if parent else None
+    kind = trace.SpanKind.CLIENT if side is Side.CLIENT else trace.SpanKind.SERVER
+    return _OtelSpan(trace.get_tracer(SCOPE).start_span(name, context, kind, attributes))
+
+
+def export_to(url: str, service: str) -> None:
+    """Send this process's spans in batches, from a thread of its own, over OTLP and HTTP; the rest when it ends.
+
+    url: of the collector, such as http://127.0.0.1:4318. Its TLS is that of the exporter's own environment variables.
+    """
+    # An extra, and slow to import.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": f"specwire-{service}"}))
+    exporter = OTLPSpanExporter(f"{url.rstrip('/')}/v1/traces", timeout=EXPORT_LIMIT_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
 
 
 @contextmanager
@@ -96,7 +138,7 @@ class LinkSpans:
         self._open: dict[tuple[Hashable, int], Span] = {}
 
     def begin(self, link: Hashable, handle: int, traceparent: str, **attributes: Value) -> None:
-        if not traceparent or otel is None:
+        if not traceparent or trace is None:
             return
         self.end(link, handle)
         self._open[link, handle] = begin(self._name, Side.SERVER, traceparent, **attributes)

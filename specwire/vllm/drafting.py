@@ -45,7 +45,6 @@ from specwire.rpc.tls import ClientTls
 from specwire.telemetry.tally import DrafterCounts
 from specwire.telemetry.tracing import NO_SPAN
 from specwire.v1 import common_pb2
-from specwire.vllm.engine import VllmTarget
 
 logger = logging.getLogger("vllm.specwire")  # below vLLM's own logger, which has handlers
 
@@ -76,11 +75,35 @@ class VllmRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class VllmTarget:
+    """What drafting has to know of a vLLM server.
+
+    vocabulary: number of ids. context: longest text in tokens. most: draft tokens that a step may test of a request.
+    leads: of the worker's processes, this is the one whose proposals count. device: on which vLLM computes.
+    """
+
+    model: str
+    vocabulary: int
+    vocabulary_fingerprint: str
+    context: int
+    most: int
+    leads: bool
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class DraftingOptions:
-    """plan: see `specwire.core.messages.parse_plan`. ngram: propose from the text itself, too."""
+    """plan: see `specwire.core.messages.parse_plan`. ngram: propose from the text itself, too.
+
+    drafters: HOST:PORT each. registry: URL of Redis, where more are found. tls, token: for all of them.
+    """
 
     plan: str = "auto"
     ngram: bool = True
+    drafters: tuple[str, ...] = ()
+    registry: str = ""
+    tls: ClientTls | None = None
+    token: Token | str = ""
 
 
 class Request:
@@ -151,25 +174,13 @@ class Request:
 
 
 class Drafting:
-    """All requests of one vLLM server, and the drafters.
-
-    Args:
-        tls, token: for the drafters. drafters: HOST:PORT each.
-        now_s: a monotonic clock.
-    """
+    """All requests of one vLLM server, and the drafters. now_s: a monotonic clock."""
 
     def __init__(
-        self,
-        engine: VllmTarget,
-        options: DraftingOptions,
-        tls: ClientTls | None = None,
-        token: Token | str = "",
-        drafters: Sequence[str] = (),
-        now_s: Callable[[], float] = time.monotonic,
+        self, engine: VllmTarget, options: DraftingOptions, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
         self._options = options
-        self._safe = tls, token
         self._now_s = now_s
         self._info = Info(
             model=engine.model,
@@ -189,17 +200,17 @@ class Drafting:
         self._untold: list[Request] = []
         self._ended_us: float | None = None
         self._offered = False
-        self._dialled = Dialled(tls, token, Tokenizers(), lambda: None, {})
-        self.drafters = [self._dialled.drafter(address, self._accept) for address in drafters]
+        self._dialled = Dialled(options.tls, options.token, Tokenizers(), lambda: None, {})
+        self.drafters = [self._dialled.drafter(address, self._accept) for address in options.drafters]
         self._feed: RegistryFeed | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._renewal: Renewal | None = None
 
     # Drafters
 
-    def start(self, registry: str = "") -> None:
-        """Dial the drafters. registry: URL of Redis, where more are found."""
-        tls, token = self._safe
+    def start(self) -> None:
+        """Dial the drafters."""
+        tls, token, registry = self._options.tls, self._options.token, self._options.registry
         shown = [None if tls is None else tls.origin, token.origin if isinstance(token, Token) else None]
         self._renewal = Renewal(shown)
         for peer in self.drafters:
@@ -236,7 +247,7 @@ class Drafting:
 
     def _dial(self, place: Place) -> AnyPeer:
         _, address = place
-        check_token_is_safe(address, *self._safe)
+        check_token_is_safe(address, self._options.tls, self._options.token)
         peer = self._dialled.drafter(address, self._accept)
         self.drafters.append(peer)
         self._dialled.start(peer)

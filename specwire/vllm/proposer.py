@@ -14,18 +14,20 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.messages import parse_plan
+from specwire.core.model import ModelError
+from specwire.lm.runners.vllm import check_version, device_name, tested
 from specwire.options import add_options
 from specwire.rpc.channel import check_token_is_safe
-from specwire.rpc.keys import Token, read_peer_token, read_token
+from specwire.rpc.keys import read_peer_token, read_token
 from specwire.rpc.server_options import check_listen
-from specwire.rpc.tls import ClientTls, client_tls
-from specwire.vllm.drafting import Drafting, DraftingOptions, VllmRow
-from specwire.vllm.engine import VllmTarget, describe
+from specwire.rpc.tls import client_tls
+from specwire.text.tokenizer import vocabulary_fingerprint, vocabulary_map
+from specwire.vllm.drafting import Drafting, DraftingOptions, VllmRow, VllmTarget
 
 logger = logging.getLogger("vllm.specwire")  # below vLLM's own logger, which has handlers
 
@@ -38,24 +40,12 @@ SWEEP_S = 0.5
 STOP_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProposerOptions:
-    """drafters: HOST:PORT each."""
-
-    drafters: tuple[str, ...]
-    registry: str
-    plan: str
-    ngram: bool
-    tls: ClientTls | None
-    token: Token | str
-
-
 class _VariableParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InvalidParameter(VARIABLE, message)
 
 
-def options_of(environment: Mapping[str, str]) -> ProposerOptions:
+def options_of(environment: Mapping[str, str]) -> DraftingOptions:
     """What SPECWIRE_PROPOSER says: options, as on a command line. Raises InvalidParameter."""
     parser = _VariableParser(prog=VARIABLE, add_help=False)
     add_options(parser, "proposer")
@@ -66,7 +56,70 @@ def options_of(environment: Mapping[str, str]) -> ProposerOptions:
     tls, token = client_tls(args), read_peer_token(args) or read_token(args, environment)
     for address in args.drafter:
         check_token_is_safe(address, tls, token)
-    return ProposerOptions(tuple(args.drafter), args.registry, args.plan, not args.no_ngram, tls, token)
+    return DraftingOptions(args.plan, not args.no_ngram, tuple(args.drafter), args.registry, tls, token)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is read of vLLM: its configuration, its ranks.
+
+TOKENIZER = "tokenizer.json"
+
+
+class UnknownEngine(RuntimeError):
+    """A vLLM that was not tested, or that lacks what is needed of it."""
+
+
+def describe(vllm_config: Any) -> VllmTarget:
+    """Read a VllmConfig.
+
+    Raises:
+        UnknownEngine: says what is missing, and which versions were tested.
+    """
+    try:
+        check_version()
+        model, speculative = vllm_config.model_config, vllm_config.speculative_config
+        width = int(model.get_vocab_size())
+        tokens = {at: token for at, token in vocabulary_map(_tokenizer(model), width).items() if at < width}
+        return VllmTarget(
+            Path(str(model.model)).name,
+            min(max(tokens) + 1, width),
+            vocabulary_fingerprint(tokens),
+            int(model.max_model_len),
+            int(speculative.num_speculative_tokens),
+            _leads(vllm_config.parallel_config),
+            device_name(str(vllm_config.device_config.device_type)),
+        )
+    except ModelError as error:
+        raise UnknownEngine(f"specwire.vllm: {error}") from error
+    except (AttributeError, ImportError, ValueError) as error:
+        raise UnknownEngine(f"specwire.vllm needs of vLLM what this one lacks: {error}; {tested()}") from error
+
+
+def _tokenizer(model: Any) -> bytes:
+    """The tokenizer's JSON; empty where vLLM was started without one."""
+    if model.skip_tokenizer_init:
+        return b""
+    file = Path(str(model.tokenizer)) / TOKENIZER
+    if file.is_file():
+        return file.read_bytes()
+    from transformers import AutoTokenizer
+
+    loaded: Any = AutoTokenizer.from_pretrained(model.tokenizer, revision=model.tokenizer_revision)
+    text: str = loaded.backend_tokenizer.to_str()
+    return text.encode()
+
+
+def _leads(parallel: Any) -> bool:
+    """Every tensor-parallel rank has a proposer; the scheduler takes what the first one proposes."""
+    if parallel.tensor_parallel_size == 1:
+        return True
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return bool(get_tensor_model_parallel_rank() == 0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What vLLM calls.
 
 
 class Proposer:
@@ -104,7 +157,7 @@ class Proposer:
             token_ids_cpu: int array (requests, context), the texts.
             slot_mappings: not used.
         """
-        if self._thread is None or self._thread.silent:
+        if self._thread is None:
             return [[] for _ in sampled_token_ids]
         rows = [
             VllmRow(token_ids_cpu[at], int(num_tokens_no_spec[at]), tuple(map(int, decided)))
@@ -116,7 +169,7 @@ class Proposer:
 class ProposerThread:
     """Owns the thread with the event loop in which everything of ours happens."""
 
-    def __init__(self, engine: VllmTarget, options: ProposerOptions) -> None:
+    def __init__(self, engine: VllmTarget, options: DraftingOptions) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="specwire", daemon=True)
         self._broken = False
@@ -204,9 +257,7 @@ class ProposerThread:
         self._thread.join(STOP_S)
 
 
-async def _begun(engine: VllmTarget, options: ProposerOptions) -> Drafting:
-    drafting = Drafting(
-        engine, DraftingOptions(options.plan, options.ngram), options.tls, options.token, options.drafters
-    )
-    drafting.start(options.registry)
+async def _begun(engine: VllmTarget, options: DraftingOptions) -> Drafting:
+    drafting = Drafting(engine, options)
+    drafting.start()
     return drafting

@@ -10,18 +10,15 @@ import pytest
 from specwire.client import (
     Chunk,
     Client,
-    Completion,
     Finished,
-    PromptEcho,
     SessionState,
     SpecwireError,
     Started,
-    TokenLogprobs,
 )
 from specwire.core.messages import FinishReason
 from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
-from specwire.v1 import common_pb2, generation_pb2
+from specwire.v1 import generation_pb2
 from tests.client.service import FINISHED, FIRST, SECOND, STARTED, Scripted, serving
 
 
@@ -50,19 +47,6 @@ async def test_failures_have_their_code_and_message() -> None:
                 client.complete("x")
 
     failure = StatusError(grpc.StatusCode.NOT_FOUND, "no such session")
-    async with serving(Scripted(events=(), failure=failure)) as address:
-        await asyncio.to_thread(work, address)
-
-
-async def test_a_server_without_room_says_when_to_ask_again() -> None:
-    def work(address: str) -> None:
-        with Client(address) as client:
-            for call in (lambda: client.complete("x"), lambda: client.get_session("s-1")):
-                with pytest.raises(SpecwireError) as raised:
-                    call()
-                assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 2.5)
-
-    failure = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "all slots are taken", 2.5)
     async with serving(Scripted(events=(), failure=failure)) as address:
         await asyncio.to_thread(work, address)
 
@@ -131,19 +115,3 @@ async def test_several_completions_are_sessions_of_one_seed() -> None:
     assert sorted(each.sampling.choice for each in asked) == [0, 1, 2]
     assert len({each.sampling.seed for each in asked}) == 1
     assert len({each.request_id for each in asked}) == 3  # each can be resumed by itself
-
-
-async def test_what_is_reported_and_echoed_is_gathered() -> None:
-    def work(address: str) -> Completion:
-        with Client(address) as client:
-            return client.complete("x", logprobs=1, echo=True)
-
-    started, chunk = generation_pb2.Started(), generation_pb2.Chunk()
-    started.CopyFrom(STARTED)
-    started.prompt.CopyFrom(generation_pb2.Prompt(tokens=[1, 2], text="p"))
-    chunk.CopyFrom(FIRST)
-    chunk.logprobs.extend([common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[5], top_logprobs=[-0.5])] * 2)
-    async with serving(Scripted(events=(started, chunk, FINISHED))) as address:
-        done = await asyncio.to_thread(work, address)
-    assert done.logprobs == (TokenLogprobs(-0.5, ((5, -0.5),)),) * 2
-    assert done.prompt == PromptEcho((1, 2), "p")

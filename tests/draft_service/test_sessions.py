@@ -16,19 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draft_service.commands import (
+from draft_service.service import deliver
+from draft_service.sessions import (
+    FAILED,
+    LONG_TEXT_ROWS,
     AdvanceSession,
     BeginSession,
     CloseSession,
     DraftedProposal,
+    DraftingSession,
     Dropped,
+    Expansion,
     LoseLink,
     Opened,
     OpenSession,
     Reply,
+    RowTimes,
+    Sessions,
 )
-from draft_service.service import deliver
-from draft_service.sessions import FAILED, LONG_TEXT_ROWS, DraftingSession, Expansion, RowTimes, Sessions
 from specwire.core.draft import DraftSession, Drawn
 from specwire.core.law.constraint import Matcher
 from specwire.core.law.sampling import Sampling, with_rule

@@ -15,9 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import demo_pair
 from draft_service import translation
-from draft_service.commands import AdvanceSession, Dropped, LearnVocabulary, OpenSession
 from draft_service.service import deliver
-from draft_service.sessions import Sessions
+from draft_service.sessions import AdvanceSession, Dropped, LearnVocabulary, OpenSession, Sessions
 from draft_service.translation import TranslatingModel
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling

@@ -18,7 +18,7 @@ from bench.harness.services import ANY_PORT
 from deploy.cli.services import edge
 from orchestrator.options import OrchestratorOptions
 from specwire.client import AsyncClient, Client, SpecwireError
-from specwire.redis.urls import MEMORY
+from specwire.redis import MEMORY
 from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.faults.http_streams import HttpStream

@@ -42,8 +42,7 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_every_option import ALONE, DRAWN, GREEDY
 from tests.text.schemas import fits
 from tests.verify_service.peer import Peer
-from tests.vllm.sockets import reachable
-from tests.vllm.walk_in_vllm import FAMILIES
+from tests.vllm.walk_in_vllm import FAMILIES, reachable
 from tests.wait import eventually
 
 pytestmark = pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
@@ -239,10 +238,6 @@ def test_no_other_machine_reaches_a_socket_of_vllm_s(running: Place) -> None:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_any_interleaving_gives_the_plain_forward(family: str, tmp_path: Path) -> None:
     in_vllm("tests.vllm.walk_in_vllm", family, str(tmp_path))
-
-
-def test_whatever_interrupts_a_text_it_is_the_reference_s(tmp_path: Path) -> None:
-    in_vllm("tests.vllm.engine_in_vllm", str(tmp_path))
 
 
 def test_weights_that_only_vllm_reads_are_served(tmp_path: Path) -> None:

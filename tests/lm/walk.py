@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from draft_service.commands import AdvanceSession, DraftedProposal, Opened, OpenSession, Reply
 from draft_service.service import deliver
-from draft_service.sessions import Sessions
+from draft_service.sessions import AdvanceSession, DraftedProposal, Opened, OpenSession, Reply, Sessions
 from specwire.core.draft import MOST_CANDIDATES
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Pace

@@ -12,8 +12,7 @@ from orchestrator.ownership import KEPT_S, Cancellations
 from orchestrator.session.output import SessionView
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
-from specwire.client import AsyncClient
-from specwire.client.errors import SpecwireError
+from specwire.client import AsyncClient, SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, EmitEnd, End, FinishReason, Outcome
 from specwire.core.text import Stopping

@@ -33,8 +33,7 @@ from orchestrator.store.redis import MOST_AT_ONCE, RedisStore
 from orchestrator.store.scripts import READ_SETTLED, TAIL_SETTLED, request_key, roll_key, session_keys
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from specwire.redis.connection import Command, Node
-from specwire.redis.urls import without_password
+from specwire.redis import Command, Node, without_password
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
 from tests.orchestrator.test_store import log_of, record_of

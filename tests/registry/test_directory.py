@@ -1,4 +1,4 @@
-"""The registry in a real Redis: who is there, who has gone, what is believed, and what happens while Redis is away."""
+"""The registry in real Redises: who is there, who has gone, what is believed, and what happens while Redis is away."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis
+from redis.crc import key_slot
 
-from specwire.registry.directory import AFFINITY, INDEX, PREFIX, Directory, RegistryUnavailable
+from bench.harness.certificates import Authority
+from specwire.redis import ONLY_NODE, RedisConnection, connection_of
+from specwire.registry.directory import (
+    AFFINITY,
+    FIELD,
+    INDEX,
+    PREFIX,
+    Directory,
+    Registrar,
+    RegistryUnavailable,
+    new_id,
+)
 from specwire.registry.entry import MOST_BYTES, Load, Role, ServiceEntry, ServiceState, encode
-from specwire.registry.registrar import HeartbeatTimes, Registrar, new_id
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.redis_groups import SLOTS, client_of, cluster, cluster_url
+from tests.orchestrator.redis_tls import encrypted, url_of
 from tests.wait import LIMIT_S, until
 
 LONG_S = 600.0
@@ -157,7 +171,7 @@ async def until_served(directory: Directory) -> ServiceEntry:
 
 
 def registrar(server: RedisServer, known: ServiceEntry) -> Registrar:
-    return Registrar(Directory.at(server.url, 0.5), lambda: known, HeartbeatTimes(0.02, LONG_S))
+    return Registrar(Directory.at(server.url, 0.5), lambda: known, 0.02, LONG_S)
 
 
 async def test_a_service_that_lives_is_there_until_it_stops(directory: Directory, server: RedisServer) -> None:
@@ -203,3 +217,108 @@ async def test_where_there_is_no_registry_nothing_is_said() -> None:
 
 def test_ids_are_no_guess() -> None:
     assert len({new_id() for _ in range(100)}) == 100
+
+
+# In a cluster, and where it is encrypted
+
+
+async def test_services_are_found_wherever_their_keys_are() -> None:
+    with cluster() as nodes:
+        directory = Directory.at(cluster_url(nodes), 2.0)
+        entries = {entry(address=f"10.0.0.1:{port}") for port in range(1, 21)}
+        for each in entries:
+            await directory.put(each, LONG_S)
+        assert set((await directory.listing()).entries) == entries
+        await directory.note_affinity({str(number): "10.0.0.1:1" for number in range(20)})
+        assert {await directory.affinity_of(str(number)) for number in range(20)} == {"10.0.0.1:1"}
+        for node in nodes:
+            with client_of(node) as client:
+                keys = client.keys(f"{PREFIX}*")
+                assert 0 < len(keys) < 20
+                assert all(client.pttl(key) > 0 for key in client.keys("*"))
+
+        lost = next(node for node in nodes if not holds_index(nodes.index(node)))
+        lost.stop()
+        with pytest.raises(RegistryUnavailable, match="does not answer"):
+            await directory.listing()  # a part of the truth would look like services that have gone
+        lost.start()
+        await until(lambda: there(directory, entries))
+        await directory.close()
+
+
+def holds_index(node: int) -> bool:
+    """The first node has the first half of the slots."""
+    return (key_slot(INDEX.encode()) < SLOTS // 2) == (node == 0)
+
+
+async def there(directory: Directory, entries: set[ServiceEntry]) -> bool:
+    """Once the server is back, whoever it has lost says again that it is there."""
+    try:
+        for each in entries:
+            await directory.put(each, LONG_S)
+        return set((await directory.listing()).entries) == entries
+    except RegistryUnavailable:
+        return False
+
+
+async def test_who_shows_a_certificate_is_let_in(tmp_path: Path) -> None:
+    ours, stranger = Authority(), Authority("stranger")
+    one = entry()
+    with RedisServer() as server, encrypted(server, ours, tmp_path, mutual=True) as address:
+        directory = Directory.at(url_of(address, ours, tmp_path, shown=ours), 5.0)
+        await directory.put(one, LONG_S)
+        assert (await directory.listing()).entries == (one,)
+        await directory.close()
+        for shown in (None, stranger):
+            lacking = Directory.at(url_of(address, ours, tmp_path, shown=shown), 5.0)
+            with pytest.raises(RegistryUnavailable):
+                await lacking.listing()
+            await lacking.close()
+
+
+# A question to Redis that is given up ends, at whatever moment: a service that stops waits for its heartbeat's end
+
+# Turns of the loop before it is given up: more than a question takes.
+TURNS = range(1, 20)
+# More than are asked before it is given up; then it would end by itself.
+QUESTIONS = 100
+
+
+@pytest.fixture
+async def connection(server: RedisServer, raw: redis.Redis) -> AsyncIterator[RedisConnection]:
+    opened = connection_of(server.url, 5.0, FIELD)
+    await opened.send(ONLY_NODE, [("PING",)])
+    yield opened
+    await opened.close()
+
+
+async def ask_on(connection: RedisConnection) -> None:
+    for _ in range(QUESTIONS):
+        await connection.send(ONLY_NODE, [("PING",)])
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_who_asks_again_and_again_can_be_stopped(connection: RedisConnection, turns: int) -> None:
+    asking = asyncio.create_task(ask_on(connection))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait({asking})
+    assert asking.cancelled()
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_a_time_limit_holds(connection: RedisConnection, turns: int) -> None:
+    """It cancels as well, and is a TimeoutError to who has set it."""
+    limit = asyncio.timeout(None)
+
+    async def ask() -> None:
+        async with limit:
+            await ask_on(connection)
+
+    asking = asyncio.create_task(ask())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    limit.reschedule(0.0)
+    await asyncio.wait({asking})
+    assert isinstance(asking.exception(), TimeoutError)

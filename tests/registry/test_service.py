@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,9 @@ import specwire.registry.service
 from deploy.cli.services import registry
 from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry
 from specwire.core.invalid import InvalidParameter
-from specwire.registry.directory import Directory, RegistryUnavailable
+from specwire.registry.directory import Directory, RegistryUnavailable, new_id
 from specwire.registry.entry import Load, Role, ServedModel, ServiceEntry, ServiceState
 from specwire.registry.options import CloudOptions
-from specwire.registry.registrar import new_id
 from specwire.registry.service import RemoteDirectory, Wanted, service_from_wire, service_to_wire
 from specwire.rpc.channel import open_channel
 from specwire.rpc.keys import read_keys
@@ -88,6 +87,18 @@ async def told(remote: RemoteDirectory) -> dict[str, ServiceEntry]:
     return {each.address: each for each in (await remote.listing()).entries}
 
 
+async def hears(remote: RemoteDirectory, wanted: Callable[[dict[str, ServiceEntry]], bool]) -> None:
+    """Return once it is told so; while it is told nothing it is not."""
+
+    async def told_so() -> bool:
+        try:
+            return wanted(await told(remote))
+        except RegistryUnavailable:
+            return False
+
+    await until(told_so)
+
+
 async def test_who_follows_hears_who_comes_drains_and_goes(redis: RedisServer, directory: Directory) -> None:
     one, other = verifier(1, region="eu", load=Load(1, 2, 3)), verifier(2)
     await directory.put(one, LONG_S)
@@ -96,29 +107,13 @@ async def test_who_follows_hears_who_comes_drains_and_goes(redis: RedisServer, d
         found = await told(remote)
         assert found == {one.address: replace(one, beat=found[one.address].beat)}
         await directory.put(other, LONG_S)
-
-        async def both() -> bool:
-            return (await told(remote)).keys() == {one.address, other.address}
-
-        await until(both)
+        await hears(remote, lambda heard: heard.keys() == {one.address, other.address})
         await directory.put(replace(one, state=ServiceState.DRAINING), LONG_S)
-
-        async def drains() -> bool:
-            return (await told(remote))[one.address].state is ServiceState.DRAINING
-
-        await until(drains)
+        await hears(remote, lambda heard: heard[one.address].state is ServiceState.DRAINING)
         await directory.put(replace(other, load=Load(4, 9, 0)), LONG_S)
-
-        async def loaded() -> bool:
-            return (await told(remote))[other.address].load == Load(4, 9, 0)
-
-        await until(loaded)
+        await hears(remote, lambda heard: heard[other.address].load == Load(4, 9, 0))
         await directory.remove(one.id)
-
-        async def gone() -> bool:
-            return (await told(remote)).keys() == {other.address}
-
-        await until(gone)
+        await hears(remote, lambda heard: heard.keys() == {other.address})
 
 
 async def test_each_look_is_a_heartbeat_while_the_stream_is_up(redis: RedisServer, directory: Directory) -> None:
@@ -171,14 +166,7 @@ async def test_who_follows_comes_back_to_a_server_that_was_away(redis: RedisServ
         await until(away)
         await directory.put(verifier(2), LONG_S)
         async with served(redis, listen):
-
-            async def back() -> bool:
-                try:
-                    return len(await told(remote)) == 2
-                except RegistryUnavailable:
-                    return False
-
-            await until(back)
+            await hears(remote, lambda heard: len(heard) == 2)
 
 
 async def test_only_who_shows_a_key_is_told(redis: RedisServer, directory: Directory, tmp_path: Path) -> None:

@@ -1,19 +1,24 @@
-"""Connecting over a long way, and coming back when the server does."""
+"""Connecting over a long way, coming back when the server does, and noticing that a connection has gone silent."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
+import grpc
+import grpc.aio
 import pytest
 
 from bench.harness.certificates import Authority
-from specwire.rpc.channel import open_channel, unreachable
+from specwire.rpc import channel as options
+from specwire.rpc.channel import Backoff, open_channel, unreachable
 from specwire.rpc.errors import Context
 from specwire.rpc.server import serve
 from specwire.rpc.tls import ServerTls
 from tests.rpc.byte_server import method, service
 from tests.rpc.relay import Relay
 
+# Far below the minute that gRPC waits by itself for a silent peer, far above what is set here.
 LIMIT_S = 120.0
 OURS = Authority()
 
@@ -44,3 +49,47 @@ async def test_a_server_that_comes_later_is_found_soon(dead_address: str) -> Non
 def test_what_is_not_about_connecting_is_left_alone() -> None:
     assert unreachable("the verifier is stopping", "a:1", tls=False) is None
     assert unreachable("failed to connect to all addresses; last error: x", "a:1", tls=False) == "cannot connect to a:1"
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "sending"])
+async def test_both_ends_notice_a_silent_connection(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PING_EVERY_MS", 1000), ("PING_TIMEOUT_MS", 1000), ("LEAST_PING_INTERVAL_MS", 500)):
+        monkeypatch.setattr(options, name, value)
+    left = asyncio.Event()
+
+    async def echo(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        try:
+            async for request in requests:
+                yield request
+        finally:
+            left.set()
+
+    server = await serve([service(Echo=("stream_stream", echo))], "127.0.0.1:0")
+    relay = Relay(server.address)
+    async with relay.relaying(), open_channel(relay.address) as channel:
+        call = method(channel, "stream_stream", "Echo")(timeout=3 * LIMIT_S)
+        await call.write(b"hello")
+        assert await call.read() == b"hello"
+        relay.hears.clear()
+        if busy:
+            await call.write(b"anybody there?")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(call.read(), LIMIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await asyncio.wait_for(left.wait(), LIMIT_S)
+    await server.stop(0.0)
+
+
+def test_waits_double_up_to_a_limit_and_are_scattered_over_their_upper_half() -> None:
+    backoff = Backoff(0.1, 1.0)
+    for most in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+        assert most / 2 <= backoff.next() <= most
+    assert backoff.next(held=4.0) >= 0.5
+    assert 0.05 <= backoff.next(held=6.0) <= 0.1
+    backoff.reset()
+    assert 0.05 <= backoff.next() <= 0.1
+
+
+def test_two_who_lost_the_same_peer_do_not_come_back_together() -> None:
+    waits = {Backoff(1.0, 2.0).next() for _ in range(10)}
+    assert len(waits) > 1

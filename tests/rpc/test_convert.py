@@ -235,8 +235,8 @@ def test_other_bad_values_name_their_field() -> None:
 def test_kinds_of_sources_are_those_of_the_wire_and_one_that_is_not_known_is_a_drafter_s() -> None:
     names = {value.number: value.name for value in common_pb2.SourceKind.DESCRIPTOR.values}
     for kind in SourceKind:
-        assert names[convert.kind_to_wire(kind)] == f"SOURCE_KIND_{kind.name}"
-        assert convert.kind_from_wire(convert.kind_to_wire(kind)) is kind
+        assert names[kind] == f"SOURCE_KIND_{kind.name}"
+        assert convert.kind_from_wire(kind) is kind
     assert convert.kind_from_wire(4) is SourceKind.HEAD
     assert [convert.kind_from_wire(value) for value in (0, 5, -1)] == [SourceKind.DRAFTER] * 3
 
@@ -309,3 +309,36 @@ def test_what_nobody_could_plan_by_is_refused(call: Callable[[], object], messag
 )
 def test_what_was_measured_is_told_in_range(value: float, told: int) -> None:
     assert convert.saturated(value) == told
+
+
+TOLD = common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[3, 4], top_logprobs=[-0.25, -2.0])
+UNMATCHED = common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[3, 4], top_logprobs=[-0.25])
+
+
+def verdict(*told: common_pb2.TokenLogprobs) -> verify_pb2.Verdict:
+    outcomes = [common_pb2.OUTCOME_ACCEPTED, common_pb2.OUTCOME_BONUS]
+    return verify_pb2.Verdict(attach=1, position=5, tokens=[7, 8], outcomes=outcomes, logprobs=told)
+
+
+def test_reports_are_taken_over() -> None:
+    event = convert.verdict_from_wire(verdict(TOLD, TOLD), wanted=2)
+    assert event.logprobs == (TokenLogprobs(-0.5, ((3, -0.25), (4, -2.0))),) * 2
+    assert convert.verdict_from_wire(verdict()).logprobs == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted", "message"),
+    [
+        ((), 2, "logprobs: 0 for 2 tokens, 2 asked for"),
+        ((TOLD,), 2, "logprobs: 1 for 2 tokens, 2 asked for"),
+        ((TOLD, TOLD), None, "logprobs: 2 for 2 tokens, None asked for"),
+        ((TOLD, TOLD), 1, "logprobs: more than the 1 ids that were asked for"),
+        ((TOLD, UNMATCHED), 2, "logprobs: 1 values for 2 ids"),
+    ],
+)
+def test_reports_that_were_not_asked_for_or_are_missing_are_refused(
+    told: tuple[common_pb2.TokenLogprobs, ...], wanted: int | None, message: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        convert.verdict_from_wire(verdict(*told), wanted)
+    assert str(caught.value) == message

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.core.invalid import MOST_NUMBERS, MOST_PARTS, InvalidParameter
-from specwire.rpc import decoding
-from specwire.rpc.decoding import PARTS_AT_ONCE, SMALL_BYTES, check_parts, decoded, message_type, portions
+from specwire.rpc.decoding import PARTS_AT_ONCE, SMALL_BYTES, check_parts, message_type, portions
+from specwire.rpc.errors import readable, reading
 from specwire.v1 import common_pb2, generation_pb2_grpc, verify_pb2
 from specwire.v1 import generation_pb2 as pb
 from tests.orchestrator.stack import PROMPT, stack
@@ -48,15 +48,17 @@ def _within(field: str, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_has_too_many_parts_is_never_made(name: str) -> None:
+async def test_what_has_too_many_parts_is_never_made(name: str) -> None:
     data = HOSTILE[name]()
     assert len(data) > SMALL_BYTES
 
     def made(_: bytes) -> object:
         raise AssertionError("was decoded")
 
+    decode = reading(made, REQUEST)
+    assert decode is not None
     with pytest.raises(InvalidParameter, match=f"^request: has more than {MOST_PARTS} parts$"):
-        decoded(data, REQUEST, made)
+        await readable(decode(data))
 
 
 @pytest.mark.parametrize("count", [MOST_NUMBERS, MOST_NUMBERS + 1])
@@ -109,13 +111,12 @@ def test_every_method_s_request_is_known() -> None:
 async def test_a_caller_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large message is counted and decoded by another thread than the event loop's."""
     threads: set[int] = set()
-    counting = decoding.check_parts
 
     def counted(data: bytes, kind: Descriptor, most: int) -> None:
         threads.add(threading.get_ident())
-        counting(data, kind, most)
+        check_parts(data, kind, most)
 
-    monkeypatch.setattr(decoding, "check_parts", counted)
+    monkeypatch.setattr("specwire.rpc.errors.check_parts", counted)
     async with stack() as parts, grpc.aio.insecure_channel(parts.orchestrator.address) as channel:
         call = channel.unary_stream("/specwire.v1.GenerationService/Generate", None, pb.GenerateResponse.FromString)
         with pytest.raises(grpc.aio.AioRpcError) as raised:

@@ -57,12 +57,12 @@ class Servicer(verify_pb2_grpc.VerifyServiceServicer):
 
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Servicer, LocalServer, Any]]:
-    """A service, its server and a channel to it; nothing runs at the end."""
+    """A service, its server and a stub of it; nothing runs at the end."""
     servicer, server = Servicer(), LocalServer()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     async with asyncio.timeout(LIMIT_S):
         async with server.channel() as channel:
-            yield servicer, server, channel
+            yield servicer, server, verify_pb2_grpc.VerifyServiceStub(channel)
         await server.stop()
         assert not server._running
 
@@ -82,8 +82,7 @@ async def forever(*_: object) -> None:
 
 
 async def test_what_is_answered_is_the_callers_own() -> None:
-    async with served() as (servicer, _, channel):
-        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+    async with served() as (servicer, _, stub):
         info = await stub.GetModelInfo(common_pb2.GetModelInfoRequest())
         info.ClearField("tokenizer_json")
         again = await stub.GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=LIMIT_S)
@@ -92,9 +91,9 @@ async def test_what_is_answered_is_the_callers_own() -> None:
 
 
 async def test_messages_arrive_in_order_and_the_end_behind_them() -> None:
-    async with served() as (servicer, _, channel):
+    async with served() as (servicer, _, stub):
         servicer.connect = echo
-        call = verify_pb2_grpc.VerifyServiceStub(channel).Connect()
+        call = stub.Connect()
         await call.wait_for_connection()
 
         async def write() -> None:
@@ -111,8 +110,8 @@ async def test_messages_arrive_in_order_and_the_end_behind_them() -> None:
 
 async def test_an_end_that_does_not_read_stops_the_other() -> None:
     """The service by a client that does not read, and the client by a service that does not."""
-    async with served() as (servicer, _, channel):
-        stub, go_on, told = verify_pb2_grpc.VerifyServiceStub(channel), asyncio.Event(), list[int]()
+    async with served() as (servicer, _, stub):
+        go_on, told = asyncio.Event(), list[int]()
 
         async def speak(requests: AsyncIterator[Any], context: Any) -> None:
             for number in range(20):
@@ -135,7 +134,7 @@ async def test_an_end_that_does_not_read_stops_the_other() -> None:
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(told) == len(written) == MOST_UNREAD
-        reading = asyncio.create_task(anext(call))
+        reading = asyncio.create_task(anext(aiter(call)))
         await until(lambda: len(told) == MOST_UNREAD + 1)
         assert (await reading).opened[0].handle == 0
         go_on.set()
@@ -160,9 +159,8 @@ async def test_what_a_handler_raises_is_told_as_the_policy_says(
     async def fail(*_: object) -> None:
         raise error
 
-    async with served() as (servicer, _, channel):
+    async with served() as (servicer, _, stub):
         servicer.score = servicer.connect = fail
-        stub = verify_pb2_grpc.VerifyServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as unary:
             await stub.Score(verify_pb2.ScoreRequest())
         call = stub.Connect()
@@ -182,24 +180,23 @@ async def test_an_aborted_call_has_its_status_behind_what_was_said() -> None:
         await context.write(Response(draining=True))
         await context.abort(grpc.StatusCode.DATA_LOSS, "gone", (("key", "value"),))
 
-    async with served() as (servicer, _, channel):
+    async with served() as (servicer, _, stub):
         servicer.connect = abort
-        call = verify_pb2_grpc.VerifyServiceStub(channel).Connect()
-        assert (await anext(call)).draining
+        call = stub.Connect()
+        assert (await anext(aiter(call))).draining
         with pytest.raises(grpc.aio.AioRpcError, match="gone") as caught:
-            await anext(call)
+            await anext(aiter(call))
         assert caught.value.code() is grpc.StatusCode.DATA_LOSS
         trailers: Any = caught.value.trailing_metadata()
         assert ("key", "value") in list(trailers)
 
 
 async def test_a_call_that_its_client_leaves_is_cancelled_at_the_service() -> None:
-    async with served() as (servicer, _, channel):
+    async with served() as (servicer, _, stub):
         servicer.score = servicer.connect = forever
-        stub = verify_pb2_grpc.VerifyServiceStub(channel)
         asking = asyncio.create_task(asyncio.wait_for(stub.Score(verify_pb2.ScoreRequest()), LIMIT_S))
         call = stub.Connect()
-        reading = asyncio.create_task(anext(call))
+        reading = asyncio.create_task(anext(aiter(call)))
         await until(lambda: servicer.begun == 2)
         asking.cancel()
         assert call.cancel()
@@ -219,29 +216,27 @@ async def test_a_deadline_ends_a_call_at_both_ends() -> None:
         remaining.append(context.time_remaining())
         await forever()
 
-    async with served() as (servicer, _, channel):
+    async with served() as (servicer, _, stub):
         servicer.score = servicer.connect = wait
-        stub = verify_pb2_grpc.VerifyServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Score(verify_pb2.ScoreRequest(), timeout=0.05)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await anext(stub.Connect(timeout=0.05))
+            await anext(aiter(stub.Connect(timeout=0.05)))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: servicer.ended == ["cancelled", "cancelled"])
         assert all(0 < each <= 0.05 for each in remaining)
 
 
 async def test_a_service_that_stops_ends_its_calls_and_takes_no_more() -> None:
-    async with served() as (servicer, server, channel):
+    async with served() as (servicer, server, stub):
         servicer.score = servicer.connect = forever
-        stub = verify_pb2_grpc.VerifyServiceStub(channel)
         call = stub.Connect()
-        reading = asyncio.create_task(anext(call))
+        reading = asyncio.create_task(anext(aiter(call)))
         await until(lambda: servicer.begun == 1)
         unbegun = stub.Connect()
         await server.stop()
-        for end in (lambda: reading, lambda: anext(unbegun), lambda: stub.Score(verify_pb2.ScoreRequest())):
+        for end in (lambda: reading, lambda: anext(aiter(unbegun)), lambda: stub.Score(verify_pb2.ScoreRequest())):
             with pytest.raises(grpc.aio.AioRpcError, match="the service has stopped") as caught:
                 await end()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -249,10 +244,10 @@ async def test_a_service_that_stops_ends_its_calls_and_takes_no_more() -> None:
 
 
 async def test_a_method_that_nobody_serves_is_unimplemented() -> None:
-    async with served() as (_, server, channel):
+    async with served() as (_, server, stub):
         server.handlers.clear()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await verify_pb2_grpc.VerifyServiceStub(channel).Score(verify_pb2.ScoreRequest())
+            await stub.Score(verify_pb2.ScoreRequest())
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -263,5 +258,5 @@ async def test_a_channel_that_is_closed_ends_its_calls() -> None:
             call = verify_pb2_grpc.VerifyServiceStub(channel).Connect()
             await until(lambda: servicer.begun == 1)
         with pytest.raises(asyncio.CancelledError):
-            await anext(call)
+            await anext(aiter(call))
         await until(lambda: servicer.ended == ["cancelled"])

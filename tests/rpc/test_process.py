@@ -1,15 +1,18 @@
-"""How processes start, say that they are ready, and stop."""
+"""How processes start, say that they are ready, and stop; and on which machine."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from specwire.rpc import model_info
 from specwire.rpc.process import SPINS, Footprint, one_line, say, share_machine, visible
 
 # What every script below begins with. A process that signals itself is one of its own: signals are the whole process's,
@@ -32,7 +35,16 @@ class Service:
 def signalled(number):
     os.kill(os.getpid(), number)
 
-def run(start, ready=lambda running: f"ready on {running.address}"):
+async def start():
+    return Service()
+
+def ready_then(name):
+    def ready(running):
+        signalled(getattr(signal, name))
+        return f"ready on {running.address}"
+    return ready
+
+def run(start=start, ready=lambda running: f"ready on {running.address}"):
     async def within():
         return await asyncio.wait_for(process.run_until_signalled(start, ready, "test", grace=0.5), 60.0)
     raise SystemExit(asyncio.run(within()))
@@ -53,17 +65,8 @@ def run_script(script: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_drains(name: str) -> None:
-    code, out, err = run_script(f"""
-        async def start():
-            return Service()
-
-        def ready(running):
-            signalled(signal.{name})
-            return f"ready on {{running.address}}"
-
-        run(start, ready)
-    """)
-    assert (code, out, err) == (0, "ready on 127.0.0.1:1\nstopped with 0.5\n", "specwire test: draining\n")
+    told = (0, "ready on 127.0.0.1:1\nstopped with 0.5\n", "specwire test: draining\n")
+    assert run_script(f"run(ready=ready_then({name!r}))") == told
 
 
 def test_the_collector_passes_over_what_a_service_loaded() -> None:
@@ -77,13 +80,9 @@ def test_the_collector_passes_over_what_a_service_loaded() -> None:
         async def start():
             return Frozen()
 
-        def ready(running):
-            signalled(signal.SIGTERM)
-            return "ready"
-
-        run(start, ready)
+        run(start, ready_then("SIGTERM"))
     """)
-    assert (code, out, err) == (0, "ready\nTrue\n", "specwire test: draining\n")
+    assert (code, out, err) == (0, "ready on 127.0.0.1:1\nTrue\n", "specwire test: draining\n")
 
 
 def test_a_failure_while_running_ends_the_process() -> None:
@@ -106,11 +105,7 @@ def test_a_failure_to_stop_is_told() -> None:
         async def start():
             return Stuck()
 
-        def ready(running):
-            signalled(signal.SIGTERM)
-            return "ready"
-
-        run(start, ready)
+        run(start, ready_then("SIGTERM"))
     """)
     assert code == 1
     assert err == "specwire test: draining\nspecwire test: error while stopping: stuck\n"
@@ -180,13 +175,9 @@ def test_the_second_signal_stops_at_once() -> None:
         async def start():
             return Stubborn()
 
-        def ready(running):
-            signalled(signal.SIGINT)
-            return "ready"
-
-        run(start, ready)
+        run(start, ready_then("SIGINT"))
     """)
-    assert (code, out, err) == (128 + signal.SIGTERM, "ready\n", "specwire test: draining\n")
+    assert (code, out, err) == (128 + signal.SIGTERM, "ready on 127.0.0.1:1\n", "specwire test: draining\n")
 
 
 def test_what_is_said_is_one_line_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,3 +222,15 @@ def test_threads_of_a_forward_spin_briefly_where_they_wait_unless_the_environmen
     assert os.environ["GOMP_SPINCOUNT"] == SPINS
     asked = "import sys, verify_service.server, draft_service.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
+
+
+def test_the_machine_s_id_is_stable_and_depends_on_boot_and_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mine = model_info.host_id()
+    assert model_info.host_id() == mine
+    monkeypatch.setattr(model_info, "BOOT_ID", tmp_path / "none")
+    without_boot = model_info.host_id()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert len({mine, without_boot, model_info.host_id()}) == 3
+    assert socket.gethostname() not in mine

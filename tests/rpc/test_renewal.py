@@ -26,7 +26,7 @@ from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import Context, StatusError
 from specwire.rpc.keys import Keys, Token, read_keys, read_peer_token, show, text_of
 from specwire.rpc.renewal import Origin, Renewal
-from specwire.rpc.server import AccessPolicy, RunningServer, serve
+from specwire.rpc.server import RunningServer, serve
 from specwire.rpc.tls import ClientTls, client_tls, is_issued, server_tls
 from specwire.telemetry.metrics import Registry, listen
 from tests.rpc.byte_server import method, service
@@ -50,6 +50,14 @@ def keys_of(**holders: str) -> str:
     return "".join(f"{name} {token}\n" for name, token in holders.items())
 
 
+def keys_in(file: Path, **holders: str) -> tuple[Keys, Origin[Keys]]:
+    """Those of a file that is written for it, and where they are from."""
+    keys = read_keys("--api-keys", write(file, keys_of(**holders)))
+    assert keys is not None
+    assert keys.origin is not None
+    return keys, keys.origin
+
+
 def known(keys: Keys) -> list[str]:
     """Who of the three tokens' holders may call."""
     found = []
@@ -65,13 +73,11 @@ def known(keys: Keys) -> list[str]:
 
 
 def test_keys_are_those_of_the_file_as_it_is(tmp_path: Path) -> None:
-    keys = read_keys("--api-keys", write(tmp_path / "keys", keys_of(ada=ADA, bob=BOB)))
-    assert keys is not None
-    assert keys.origin is not None
-    assert not keys.origin.look()
+    keys, origin = keys_in(tmp_path / "keys", ada=ADA, bob=BOB)
+    assert not origin.look()
     write(tmp_path / "keys", keys_of(ada=NEW, carl=BOB))
     assert known(keys) == ["ada", "bob", ""]  # nobody has looked yet
-    assert keys.origin.look()
+    assert origin.look()
     assert known(keys) == ["", "carl", "ada"]
     assert keys.names == {"ada", "carl"}
 
@@ -90,34 +96,30 @@ def test_a_file_that_is_wrong_changes_nothing_until_it_is_right(
     content: str | None, mode: int, why: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
-    keys = read_keys("--api-keys", write(file, keys_of(ada=ADA)))
-    assert keys is not None
-    assert keys.origin is not None
+    keys, origin = keys_in(file, ada=ADA)
     if content is None:
         file.unlink()
     else:
         write(file, content, mode)
     with pytest.raises(InvalidParameter, match=why) as told:
-        keys.origin.look()
+        origin.look()
     assert ADA not in str(told.value)
     assert known(keys) == ["ada", "", ""]
     write(file, keys_of(ada=NEW))
-    assert keys.origin.look()
+    assert origin.look()
     assert known(keys) == ["", "", "ada"]
 
 
 def test_a_change_within_one_time_stamp_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    keys = read_keys("--api-keys", write(file, keys_of(ada=ADA)))
-    assert keys is not None
-    assert keys.origin is not None
+    keys, origin = keys_in(file, ada=ADA)
     write(file, keys_of(ada=BOB))
-    assert keys.origin.look()
+    assert origin.look()
     stamp = file.stat().st_mtime_ns
     with file.open("r+") as same:  # as long as before, in place
         same.write(keys_of(bob=ADA))
     os.utime(file, ns=(stamp, stamp))
-    assert keys.origin.look()
+    assert origin.look()
     assert known(keys) == ["bob", "", ""]
 
 
@@ -157,22 +159,18 @@ async def test_a_file_that_is_wrong_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewal, "LOOK_EVERY_S", 0.01)
-    keys = read_keys("--api-keys", write(tmp_path / "keys", keys_of(ada=ADA)))
-    assert keys is not None
-    assert keys.origin is not None
-    origin, looks = keys.origin, 0
+    (keys, origin), looks = keys_in(tmp_path / "keys", ada=ADA), 0
 
-    class Counted:
-        files = (str(tmp_path / "keys"),)
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return looked()
 
-        def look(self) -> bool:
-            nonlocal looks
-            looks += 1
-            return origin.look()
+    looked, origin.look = origin.look, look  # type: ignore[method-assign]  # to count
 
     changes: list[list[str]] = []
     with caplog.at_level(logging.WARNING):
-        watching = Renewal([None, Counted()], lambda: changes.append(known(keys)))
+        watching = Renewal([None, origin], lambda: changes.append(known(keys)))
         write(tmp_path / "keys", "ada")
         await until(lambda: "must be NAME TOKEN" in caplog.text)
         seen = looks
@@ -205,7 +203,7 @@ async def serving(tls: Any = None, keys: Keys | None = None) -> AsyncIterator[Ru
         return request
 
     offered = service(Count=("unary_stream", count), Flood=("stream_stream", flood), Echo=("unary_unary", echo))
-    server = await serve([replace(offered, access=AccessPolicy(keys))], "127.0.0.1:0", tls=tls)
+    server = await serve([replace(offered, keys=keys)], "127.0.0.1:0", tls=tls)
     try:
         yield server
     finally:
@@ -220,9 +218,7 @@ def begun(channel: grpc.aio.Channel, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp_path: Path) -> None:
-    keys = read_keys("--api-keys", write(tmp_path / "keys", keys_of(ada=ADA, bob=BOB)))
-    assert keys is not None
-    assert keys.origin is not None
+    keys, origin = keys_in(tmp_path / "keys", ada=ADA, bob=BOB)
     async with (
         serving(keys=keys) as server,
         open_channel(server.address, token=ADA) as ada,
@@ -231,7 +227,7 @@ async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp
         hers, his = begun(ada, kind), begun(bob, kind)
         assert all([await hers.read(), await his.read()])
         write(tmp_path / "keys", keys_of(bob=BOB))
-        assert keys.origin.look()
+        assert origin.look()
         server.recheck()
         server.recheck()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -249,7 +245,7 @@ async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp
 
 
 async def test_who_leaves_is_cancelled_as_ever(tmp_path: Path) -> None:
-    keys = read_keys("--api-keys", write(tmp_path / "keys", keys_of(ada=ADA)))
+    keys, _ = keys_in(tmp_path / "keys", ada=ADA)
     async with serving(keys=keys) as server, open_channel(server.address, token=ADA) as ada:
         call = begun(ada, "unary_stream")
         assert await call.read() == b"0"

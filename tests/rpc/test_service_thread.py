@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Self
 
 import pytest
 
@@ -73,6 +74,13 @@ class Started:
         self.thread: Thread = ServiceThread("echo", self._load, step_limit_s, helpers)
         self.thread.on_reports = self.heard.put_nowait
 
+    async def __aenter__(self) -> Self:
+        assert await self.thread.start() == "a model"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.thread.stop()
+
     def _load(self, deliver: Deliver, _: GoOn) -> tuple[Echo, str]:
         self.echo = Echo(deliver, self._blocked)
         return self.echo, "a model"
@@ -82,13 +90,11 @@ class Started:
 
 
 async def test_it_tells_what_it_loaded_and_wakes_for_commands() -> None:
-    started = Started()
-    assert await started.thread.start() == "a model"
-    for words in ("one", "two", "three"):
-        started.thread.send(Say(words))
-        assert await started.hear() == words
-    await started.thread.stop()
-    await started.thread.stop()
+    async with Started() as started:
+        for words in ("one", "two", "three"):
+            started.thread.send(Say(words))
+            assert await started.hear() == words
+        await started.thread.stop()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not place threads")
@@ -187,72 +193,60 @@ async def test_loading_learns_that_the_start_is_given_up() -> None:
 
 
 async def test_a_failure_of_the_thread_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    thread = Started().thread
-    await thread.start()
-    thread.send(Say("fail"))
-    with caplog.at_level(logging.CRITICAL, logger=service_thread.__name__):
-        reason = await asyncio.wait_for(thread.failed(), LIMIT_S)
+    async with Started() as started:
+        started.thread.send(Say("fail"))
+        with caplog.at_level(logging.CRITICAL, logger=service_thread.__name__):
+            reason = await asyncio.wait_for(started.thread.failed(), LIMIT_S)
     assert reason == "the echo failed: ZeroDivisionError: by nought"
-    await thread.stop()
 
 
 async def test_a_report_that_cannot_be_told_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     """Else its sessions would wait for it for ever."""
-    started = Started()
-    await started.thread.start()
 
     def refuse(_: str) -> None:
         raise ValueError("out of range")
 
-    started.thread.on_reports = refuse
-    started.thread.send(Say("hello"))
-    with caplog.at_level(logging.CRITICAL, logger=service_thread.__name__):
-        reason = await asyncio.wait_for(started.thread.failed(), LIMIT_S)
+    async with Started() as started:
+        started.thread.on_reports = refuse
+        started.thread.send(Say("hello"))
+        with caplog.at_level(logging.CRITICAL, logger=service_thread.__name__):
+            reason = await asyncio.wait_for(started.thread.failed(), LIMIT_S)
     assert reason == "a report could not be told: ValueError: out of range"
-    await started.thread.stop()
 
 
 async def test_a_step_that_does_not_end_is_a_failure() -> None:
-    started = Started(blocked=True, step_limit_s=0.05)
-    await started.thread.start()
-    started.thread.send(Say("for ever"))
-    assert "under way for more than 0.05 s" in await asyncio.wait_for(started.thread.failed(), LIMIT_S)
-    started.echo.go_on.set()
-    await started.thread.stop()
+    async with Started(blocked=True, step_limit_s=0.05) as started:
+        started.thread.send(Say("for ever"))
+        assert "under way for more than 0.05 s" in await asyncio.wait_for(started.thread.failed(), LIMIT_S)
+        started.echo.go_on.set()
 
 
 async def test_a_helper_that_is_lost_is_a_failure_and_all_end_with_the_thread() -> None:
     helpers = Lost()
-    thread = Started(helpers=helpers).thread
-    await thread.start()
-    helpers.lost.set_result("rank 1 of 2 ended by SIGKILL")
-    assert await asyncio.wait_for(thread.failed(), LIMIT_S) == "rank 1 of 2 ended by SIGKILL"
-    assert not helpers.closed.is_set()
-    await thread.stop()
+    async with Started(helpers=helpers) as started:
+        helpers.lost.set_result("rank 1 of 2 ended by SIGKILL")
+        assert await asyncio.wait_for(started.thread.failed(), LIMIT_S) == "rank 1 of 2 ended by SIGKILL"
+        assert not helpers.closed.is_set()
     assert helpers.closed.is_set()
 
 
 async def test_stopping_is_no_failure() -> None:
-    thread = Started().thread
-    await thread.start()
-    failure = asyncio.ensure_future(thread.failed())
-    await thread.stop()
+    async with Started() as started:
+        failure = asyncio.ensure_future(started.thread.failed())
     await asyncio.sleep(0)
     assert not failure.done()
     failure.cancel()
 
 
 async def test_there_is_room_once_enough_of_what_was_sent_is_taken_in() -> None:
-    started = Started(blocked=True)
-    await started.thread.start()
-    started.thread.send(Say("first"))
-    assert await asyncio.to_thread(started.echo.stepping.wait, LIMIT_S)
-    await asyncio.wait_for(started.thread.room(), LIMIT_S)
-    started.thread.send(Say("much", weight=MOST_BACKLOG + 1))
-    waiting = asyncio.ensure_future(started.thread.room())
-    await asyncio.sleep(2 * service_thread.BACKLOG_PAUSE_S)
-    assert not waiting.done()
-    started.echo.go_on.set()
-    await asyncio.wait_for(waiting, LIMIT_S)
-    assert (await started.hear(), await started.hear()) == ("first", "much")
-    await started.thread.stop()
+    async with Started(blocked=True) as started:
+        started.thread.send(Say("first"))
+        assert await asyncio.to_thread(started.echo.stepping.wait, LIMIT_S)
+        await asyncio.wait_for(started.thread.room(), LIMIT_S)
+        started.thread.send(Say("much", weight=MOST_BACKLOG + 1))
+        waiting = asyncio.ensure_future(started.thread.room())
+        await asyncio.sleep(2 * service_thread.BACKLOG_PAUSE_S)
+        assert not waiting.done()
+        started.echo.go_on.set()
+        await asyncio.wait_for(waiting, LIMIT_S)
+        assert (await started.hear(), await started.hear()) == ("first", "much")

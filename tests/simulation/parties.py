@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from draft_service.dialler import DiallingDrafter
 from draft_service.server import RunningDrafter
-from draft_service.service import DrafterFigures, DraftServicer, LoadedDrafter
 from draft_service.service import DraftHandler as DraftHandler
+from draft_service.service import DraftServicer, LoadedDrafter
 from orchestrator import server as orchestrating
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
@@ -238,7 +238,7 @@ class DrafterParty(Party):
         drafter: Any = self.strand
         info = lm.described(hardware.place)
         handler = DraftHandler(drafter, info)
-        loaded = LoadedDrafter(drafter, handler, DrafterFigures())
+        loaded = LoadedDrafter(drafter, handler, self.strand.book, lm)
         if self._dials:
             self._services = [DiallingDrafter(loaded, each, None, self._token) for each in self._dials]
             return

@@ -17,9 +17,8 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 
-from draft_service.commands import Command as DraftCommand
-from draft_service.commands import Replies
-from draft_service.sessions import Sessions
+from draft_service.sessions import Command as DraftCommand
+from draft_service.sessions import Replies, Sessions
 from orchestrator.store import SessionRecord
 from specwire.core.draft import HeadRequest
 from specwire.core.policy.costs import StepCosts

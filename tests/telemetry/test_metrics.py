@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ from bench.harness.certificates import Authority
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.server import ListenError
 from specwire.rpc.server_options import check_metrics
+from specwire.rpc.tls import ServerTls
 from specwire.telemetry.metrics import (
     MOST_HEAD_BYTES,
     Families,
+    MetricsListener,
     Registry,
     by_label,
     counter,
@@ -105,11 +109,19 @@ def failing() -> Families:
     raise RuntimeError("no figures")
 
 
+@asynccontextmanager
+async def listening(registry: Registry, tls: ServerTls | None = None) -> AsyncIterator[MetricsListener]:
+    listener = await listen(registry, "127.0.0.1:0", tls)
+    try:
+        yield listener
+    finally:
+        await listener.stop()
+
+
 async def test_the_listener_answers_one_request_a_connection() -> None:
     registry = Registry()
     registry.add("verifier", figures)
-    listener = await listen(registry, "127.0.0.1:0")
-    try:
+    async with listening(registry) as listener:
         page = await ask(listener.address, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         assert page.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4")
         assert page.endswith(b'specwire:steps_total{service="verifier"} 3.0\n')
@@ -124,8 +136,6 @@ async def test_the_listener_answers_one_request_a_connection() -> None:
         )
         registry.add("verifier", failing)
         assert (await ask(listener.address, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 500 ")
-    finally:
-        await listener.stop()
 
 
 async def test_where_the_service_encrypts_both_sides_show_certificates(tmp_path: Path) -> None:
@@ -134,9 +144,10 @@ async def test_where_the_service_encrypts_both_sides_show_certificates(tmp_path:
     certified.load_cert_chain(*ours.sign().save(tmp_path, "ours"))
     strange.load_cert_chain(*others.sign().save(tmp_path, "others"))
     request = b"GET /health HTTP/1.1\r\n\r\n"
-    open_to_all = await listen(Registry(), "127.0.0.1:0", ours.server())
-    closed = await listen(Registry(), "127.0.0.1:0", ours.server(client_ca=ours))
-    try:
+    async with (
+        listening(Registry(), ours.server()) as open_to_all,
+        listening(Registry(), ours.server(client_ca=ours)) as closed,
+    ):
         assert closed.url == f"https://{closed.address}"
         assert (await ask(open_to_all.address, request, trusting)).startswith(b"HTTP/1.1 200 ")
         assert (await ask(closed.address, request, certified)).startswith(b"HTTP/1.1 200 ")
@@ -144,9 +155,6 @@ async def test_where_the_service_encrypts_both_sides_show_certificates(tmp_path:
             assert await refusal(closed.address, request, refused)
         assert await refusal(open_to_all.address, request)
         assert await refusal(open_to_all.address, request, ssl.create_default_context(cadata=others.pem.decode()))
-    finally:
-        await open_to_all.stop()
-        await closed.stop()
 
 
 async def refusal(address: str, request: bytes, tls: ssl.SSLContext | None = None) -> bool:
@@ -158,12 +166,9 @@ async def refusal(address: str, request: bytes, tls: ssl.SSLContext | None = Non
 
 
 async def test_a_taken_port_is_an_error_that_names_it() -> None:
-    listener = await listen(Registry(), "127.0.0.1:0")
-    try:
+    async with listening(Registry()) as listener:
         with pytest.raises(ListenError, match=f"metrics: cannot listen on {listener.address}"):
             await listen(Registry(), listener.address)
-    finally:
-        await listener.stop()
 
 
 async def test_stopping_ends_connections_that_say_nothing() -> None:
@@ -181,14 +186,11 @@ async def test_who_asks_and_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("specwire.telemetry.metrics.REQUEST_LIMIT_S", 0.1)
     registry = Registry()
     registry.add("verifier", lambda: [counter("steps_total", "x" * (32 << 20), 3)])  # more than any socket takes
-    listener = await listen(registry, "127.0.0.1:0")
-    host, _, port = listener.address.rpartition(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    try:
+    async with listening(registry) as listener:
+        host, _, port = listener.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
         await until(lambda: listener._connections)
         async with asyncio.timeout(60.0):
             await asyncio.gather(*listener._connections)
-    finally:
         writer.close()
-        await listener.stop()

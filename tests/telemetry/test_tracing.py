@@ -184,7 +184,7 @@ def test_spans_of_links_end_with_them(exporter: InMemorySpanExporter) -> None:
 
 
 def test_without_the_extra_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "otel", None)
+    monkeypatch.setattr(tracing, "trace", None)
     span = begin("a", Side.CLIENT, ABOVE)
     assert span is NO_SPAN
     assert metadata_of(span) == ()

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specwire.lm.scripted import Script
-from specwire.vllm.drafting import VllmRow
-from specwire.vllm.engine import VllmTarget
+from specwire.vllm.drafting import VllmRow, VllmTarget
 
 Propose = Callable[[Sequence[Sequence[int]], npt.NDArray[np.int32], npt.NDArray[np.int32]], list[list[int]]]
 

@@ -21,8 +21,7 @@ from specwire.registry.options import NOWHERE, RegistryOptions
 from specwire.rpc.keys import Keys
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ServerTls
-from specwire.vllm.drafting import FIRST_STEPS, KEPT_S, Drafting, DraftingOptions
-from specwire.vllm.engine import VllmTarget
+from specwire.vllm.drafting import FIRST_STEPS, KEPT_S, Drafting, DraftingOptions, VllmTarget
 from tests.faults.hostile import ATTACKS, hostile
 from tests.faults.stack import PLAIN
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -60,7 +59,7 @@ async def drafting(
     *addresses: str, options: DraftingOptions = OFF, engine: VllmTarget = ENGINE
 ) -> AsyncIterator[Drafting]:
     """Give it with all its drafters connected."""
-    one = Drafting(engine, options, drafters=addresses)
+    one = Drafting(engine, replace(options, drafters=addresses))
     one.start()
     try:
         await until(lambda: all(peer.info is not None for peer in one.drafters))
@@ -149,9 +148,7 @@ async def test_no_drafter_that_lies_changes_a_text_or_ends_one(attack: str) -> N
 async def test_what_the_texts_repeat_is_proposed_without_any_drafter() -> None:
     script = "scripted:7:memory=2:vocab=8"
     info = load_model(script, slots=1).info
-    engine = VllmTarget(
-        "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
-    )
+    engine = replace(ENGINE, vocabulary=info.vocabulary, vocabulary_fingerprint=info.vocabulary_fingerprint)
     async with drafting(options=DraftingOptions(), engine=engine) as one:
         served = batch(one, script)
         text = served.add((1, 2, 3))
@@ -230,7 +227,7 @@ async def test_links_are_encrypted_and_show_a_token() -> None:
     ours, token = Authority(), "a token of this test"
     async with drafter(tls=ours.server(), keys=Keys({token: "vllm"})) as running:
         for tls, shown, works in ((ours.client(), token, True), (ours.client(), "", False), (None, token, False)):
-            await dial(Drafting(ENGINE, OFF, tls, shown, [running.address]), works)
+            await dial(Drafting(ENGINE, replace(OFF, tls=tls, token=shown, drafters=(running.address,))), works)
 
 
 async def dial(one: Drafting, works: bool) -> None:
@@ -251,8 +248,8 @@ async def dial(one: Drafting, works: bool) -> None:
 
 async def test_drafters_are_found_in_the_registry() -> None:
     with RedisServer() as redis:
-        one = Drafting(ENGINE, OFF)
-        one.start(redis.url)
+        one = Drafting(ENGINE, replace(OFF, registry=redis.url))
+        one.start()
         try:
             async with drafter(registration=RegistryOptions(redis.url)):
                 await until(lambda: any(peer.up for peer in one.drafters))
@@ -302,7 +299,7 @@ async def test_one_with_another_vocabulary_is_not_used() -> None:
 async def test_an_ended_request_is_forgotten_here_and_at_its_drafter() -> None:
     clock = Clock()
     async with drafter() as running:
-        one = Drafting(ENGINE, OFF, drafters=[running.address], now_s=clock)
+        one = Drafting(ENGINE, replace(OFF, drafters=(running.address,)), now_s=clock)
         one.start()
         try:
             await until(lambda: one.drafters[0].up)

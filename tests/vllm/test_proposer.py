@@ -15,14 +15,17 @@ from specwire.core.invalid import InvalidParameter
 from specwire.lm import load_model
 from specwire.lm.runners import vllm
 from specwire.lm.scripted import Script
-from specwire.vllm import Proposer, engine
-from specwire.vllm.drafting import VllmRow
-from specwire.vllm.engine import UnknownEngine, VllmTarget, describe
-from specwire.vllm.proposer import MOST_WAIT_S, ProposerOptions, ProposerThread, options_of
+from specwire.vllm import Proposer, proposer
+from specwire.vllm.drafting import DraftingOptions, VllmRow, VllmTarget
+from specwire.vllm.proposer import MOST_WAIT_S, ProposerThread, UnknownEngine, describe, options_of
 from tests.vllm.batch import Batch, rows_of
 
 SCRIPT = "scripted:7:memory=2:vocab=8"
-NOBODY = ProposerOptions((), "", "auto", ngram=True, tls=None, token="")
+NOBODY = DraftingOptions()
+INFO = load_model(SCRIPT, slots=1).info
+ENGINE = VllmTarget(
+    "target", INFO.vocabulary, INFO.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
+)
 
 
 def config(**changed: Any) -> Any:
@@ -52,13 +55,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def thread() -> Iterator[ProposerThread]:
-    info = load_model(SCRIPT, slots=1).info
-    one = ProposerThread(
-        VllmTarget(
-            "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
-        ),
-        NOBODY,
-    )
+    one = ProposerThread(ENGINE, NOBODY)
     yield one
     one.stop()
 
@@ -72,7 +69,7 @@ def test_the_engine_is_described_as_a_verifier_of_ours_would(tested: None) -> No
 
 def test_a_tokenizer_that_is_no_file_is_read_by_transformers(tested: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = describe(config())
-    monkeypatch.setattr(engine, "TOKENIZER", "no such file")
+    monkeypatch.setattr(proposer, "TOKENIZER", "no such file")
     assert describe(config()) == found
 
 
@@ -92,7 +89,7 @@ def test_what_vllm_lacks_is_named(tested: None) -> None:
 def test_options_are_those_of_a_command_line() -> None:
     told = "--drafter 10.0.0.2:50052 --drafter [::1]:7 --plan stream:1,8 --no-ngram"
     options = options_of({"SPECWIRE_PROPOSER": told})
-    assert options == ProposerOptions(("10.0.0.2:50052", "[::1]:7"), "", "stream:1,8", ngram=False, tls=None, token="")
+    assert options == DraftingOptions("stream:1,8", ngram=False, drafters=("10.0.0.2:50052", "[::1]:7"))
     assert options_of({}) == NOBODY
 
 
@@ -116,11 +113,7 @@ def test_a_token_is_not_sent_in_the_clear() -> None:
 
 
 def batch(thread: ProposerThread) -> Batch:
-    info = load_model(SCRIPT, slots=1).info
-    known = VllmTarget(
-        "target", info.vocabulary, info.vocabulary_fingerprint, context=256, most=4, leads=True, device="gpu"
-    )
-    return Batch(Script.parse(SCRIPT), known, lambda *told: thread.propose(rows_of(*told)))
+    return Batch(Script.parse(SCRIPT), ENGINE, lambda *told: thread.propose(rows_of(*told)))
 
 
 def test_a_text_that_repeats_itself_takes_fewer_steps(thread: ProposerThread) -> None:
@@ -167,7 +160,7 @@ def test_a_step_does_not_wait_for_a_thread_that_hangs(thread: ProposerThread, mo
 
 
 def test_of_several_ranks_only_the_first_dials(tested: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_leads", lambda parallel: False)
+    monkeypatch.setattr(proposer, "_leads", lambda parallel: False)
     one = Proposer(config())
     nothing = one.propose([[1], []], np.array([3, 2]), np.zeros((2, 8), np.int32))
     assert nothing == [[], []]

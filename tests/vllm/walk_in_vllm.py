@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
@@ -26,8 +27,8 @@ from specwire.lm.runners.vllm import VllmRunner
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, plain, save
 from tests.lm.test_choose import any_row, by_the_reference
 from tests.lm.walk import Texts
-from tests.vllm.sockets import reachable
 
+LOOPBACK = ("127.", "::1", "::ffff:127.")
 SLOTS, DRAWS = 3, 3
 # vLLM's attention on CPUs takes heads of 32 and more.
 SIZES: dict[str, Any] = {**ROTARY, "hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
@@ -94,6 +95,13 @@ def draw(lm: LanguageModel, texts: list[list[int]]) -> None:
         rows = [row for part in parts for row in part.drawn]
         assert any(row.sampling.temperature and row.allowed is not None and row.seen is not None for row in rows)
         assert chosen == [by_the_reference(own, row) for own, row in zip(logits.numpy(), rows, strict=True)]
+
+
+def reachable(pid: int) -> list[str]:
+    """Local and remote addresses that are not this machine's loopback, of its sockets over IP."""
+    open_ones = psutil.Process(pid).net_connections("inet")
+    ends = [end for each in open_ones for end in (each.laddr, each.raddr) if end]
+    return [f"{end.ip}:{end.port}" for end in ends if not end.ip.startswith(LOOPBACK)]
 
 
 def check_silence() -> None:

@@ -29,7 +29,7 @@ from deploy.stack.stack import check_free
 from orchestrator.options import http_is_installed
 from orchestrator.store import StoreUnavailable, open_store
 from specwire.options import cores
-from specwire.redis.urls import MEMORY, InvalidUrl, connection_of, path_of, place_of, without_password
+from specwire.redis import MEMORY, InvalidUrl, connection_of, path_of, place_of, without_password
 from specwire.rpc.model_info import core_numbers
 from specwire.rpc.process import visible
 

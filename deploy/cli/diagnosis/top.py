@@ -12,7 +12,7 @@ import grpc
 
 from deploy.cli.stack_address import ADDRESS_VARIABLE, explained, found_address
 from deploy.cli.terminal import dim, table, wants_colour
-from specwire.client.errors import SpecwireError, from_rpc
+from specwire.client.events import SpecwireError, from_rpc
 from specwire.core.invalid import InvalidParameter
 from specwire.options import DEFAULT_LISTEN, add_options
 from specwire.rpc.channel import open_channel

@@ -24,7 +24,7 @@ from orchestrator.sessions import Orchestrator
 from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options
 from specwire.progress import LAST_LINE
-from specwire.redis.urls import MEMORY, without_password
+from specwire.redis import MEMORY, without_password
 from specwire.rpc.channel import open_peer_channel
 from specwire.rpc.errors import readable
 from specwire.rpc.process import Footprint, run_until_signalled, say, share_machine
@@ -163,7 +163,7 @@ async def start(options: EdgeOptions) -> RunningEdge:
         figures = Registry()
         drafter = await draft_service.server.load(options.drafting)
         drafter.handler.info.region = serving.registration.region
-        figures.add(draft_service.server.DRAFTER, drafter.figures.families)
+        figures.add(draft_service.server.DRAFTER, drafter.families)
         local = LocalDrafter(drafter.thread, drafter.handler)
         parts.push_async_callback(local.stop)
         running = await orchestrator.server.start(serving)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options
-from specwire.redis.urls import InvalidUrl
+from specwire.redis import InvalidUrl
 from specwire.registry.directory import Directory
 from specwire.registry.service import RegistryServicer
 from specwire.rpc.keys import Keys, read_keys
 from specwire.rpc.process import run_until_signalled, say
 from specwire.rpc.renewal import Renewal
-from specwire.rpc.server import AccessPolicy, RunningServer, Service, check_free, serve
+from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ANY_PORT,
     check_exposure,
@@ -93,7 +93,7 @@ async def start(options: RegistryServiceOptions) -> RunningRegistry:
     service = Service(
         SERVICE,
         lambda server: registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, server),
-        AccessPolicy(options.keys),
+        options.keys,
     )
     metrics = await listen(figures, options.metrics, options.tls) if options.metrics else None
     try:

@@ -1,1 +1,0 @@
-"""How processes reach Redis: URLs, one server, Sentinels, clusters."""
