@@ -36,12 +36,10 @@ from specwire.core.model import (
 )
 from specwire.lm import pretrained
 from specwire.lm.gguf_file import forget_read, read_gguf
-from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.self_speculation import is_self
-from specwire.lm.kv_cache import LanguageModel
-from specwire.lm.kv_memory import KvMemory
+from specwire.lm.kv_cache import KvMemory, LanguageModel
 from specwire.lm.runners import llama
-from specwire.lm.scripted import PREFIX, ScriptedLM
+from specwire.lm.scripted import PREFIX, HeadedScript, ScriptedLM
 from specwire.named_models import check_directory, included_head, located
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,19 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specwire.core.model import QUANTIZATIONS
-from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.rounding import GROUP, Int8Linear, round_layers, rounded_activations, rounded_groups, rounded_rows
-from specwire.lm.runners import linear
-from specwire.lm.runners.linear import FEW, LinearWeights, pack, pack_rounded
+from specwire.lm import Feed, LanguageModel, ModelError, linear, load_model
+from specwire.lm.linear import (
+    FEW,
+    GROUP,
+    Int8Linear,
+    LinearWeights,
+    pack,
+    pack_rounded,
+    round_layers,
+    rounded_activations,
+    rounded_groups,
+    rounded_rows,
+)
 from specwire.lm.runners.openvino import runner as openvino
 from specwire.lm.runners.openvino.graph import compile_options
 from specwire.lm.runners.select import DYNAMIC_TOLERANCE

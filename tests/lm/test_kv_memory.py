@@ -15,7 +15,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_memory import MOST_SLOTS, KvMemory, SlotMemory, forget, position_bytes, readable, unused
+from specwire.lm.kv_cache import MOST_SLOTS, KvMemory, SlotMemory, forget, position_bytes, readable, unused
 from tests.lm.heads import test_mtp, test_slots
 from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.lm.models import CONTEXT, build, config, save

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from specwire.lm.runners.linear import LinearWeights, PackedLinear, PlainLinear, pack
+from specwire.lm.linear import LinearWeights, PackedLinear, PlainLinear, pack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -30,7 +30,7 @@ def test_layers_are_packed_only_where_the_operators_are_there(monkeypatch: pytes
     def missing(*_: object) -> torch.Tensor:
         raise RuntimeError("no such operator in this build")
 
-    monkeypatch.setattr("specwire.lm.runners.linear._reorder", missing)
+    monkeypatch.setattr("specwire.lm.linear._reorder", missing)
     multiply, unpacked = pack(layers)
     assert isinstance(multiply, PlainLinear)
     assert unpacked == layers

@@ -12,9 +12,8 @@ import torch
 
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import Sizes
-from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaBatch, LlamaCppRunner, LlamaMemory
+from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaBatch, LlamaCppRunner, LlamaMemory, gguf_trial
 from specwire.lm.runners.llamacpp.sequences import SequenceRun
-from specwire.lm.runners.llamacpp.trial import gguf_trial
 from tests.real_models import GEMMA, NAMES, SMOL, real_model
 
 pytestmark = pytest.mark.skipif(

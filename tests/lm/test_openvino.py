@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM, Sizes
-from specwire.lm.kv_memory import position_bytes
+from specwire.lm.kv_cache import CachedLM, Sizes, position_bytes
 from specwire.lm.runners.openvino.graph import (
     CompiledGraph,
     PagedGraph,

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from specwire.core.model import INT8
-from specwire.lm import Feed, LanguageModel, load_model, weights_file
+from specwire.lm import Feed, LanguageModel, gguf_weights, load_model
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.gguf_weights import GgufTensors, config_of, model_of_file
-from specwire.lm.rounding import GROUP, round_layers
-from specwire.lm.weights_file import cache_folder
+from specwire.lm.gguf_weights import GgufTensors, cache_folder, config_of, model_of_file
+from specwire.lm.linear import GROUP, round_layers
 from tests.lm.gguf_files import write
 from tests.lm.models import build, config, plain
 
@@ -24,7 +23,7 @@ TEXT = [3, 17, 44, 8, 29]
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of a GGUF file; every model is worth a file of weights."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights_file, "LEAST_BYTES", 0)
+    monkeypatch.setattr(gguf_weights, "LEAST_BYTES", 0)
     return write(build(config("llama-biased-tied")), tmp_path / "a.gguf")
 
 
@@ -88,7 +87,7 @@ def test_the_ones_unused_for_longest_go(path: str, monkeypatch: pytest.MonkeyPat
         other = kept.with_name(f"{name}.weights")
         other.write_bytes(bytes(kept.stat().st_size))
         os.utime(other, (1000 - age, 1000 - age))
-    monkeypatch.setattr(weights_file, "MOST_BYTES", 4 * kept.stat().st_size)
+    monkeypatch.setattr(gguf_weights, "MOST_BYTES", 4 * kept.stat().st_size)
     load_model(path, slots=1, dtype="bfloat16")  # half as long
     assert [each.stem for each in files()] == sorted(
         [kept.stem, kept.stem.replace("float32", "bfloat16"), "new", "old"]

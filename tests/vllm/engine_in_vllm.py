@@ -24,8 +24,7 @@ from specwire.core.messages import FinishReason, TokenLogprobs
 from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel, load_model
-from specwire.lm.kv_cache import CachedLM
-from specwire.lm.kv_memory import position_bytes
+from specwire.lm.kv_cache import CachedLM, position_bytes
 from specwire.lm.runners.vllm import VllmRunner
 from tests.lm.models import CONTEXT, VOCABULARY, build, plain, save
 from tests.reference_target import close

@@ -43,7 +43,7 @@ from torch.nn import functional
 from specwire.core.model import Feed, ModelError
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors
 from specwire.lm.heads.head import HeadStep, SteppedHead
-from specwire.lm.runners.linear import LinearWeights, pack_rounded
+from specwire.lm.linear import LinearWeights, pack_rounded
 
 MEDUSA, HYDRA = "medusa", "hydra"
 FILES = {MEDUSA: "medusa_lm_head", HYDRA: "hydra_lm_head"}

@@ -15,8 +15,9 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads.eagle3 import TAP_IDS, KeysValues, load, save
+from specwire.lm.heads.eagle3 import TAP_IDS, load, save
 from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.training.head import unrolled
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, LAYERS, ByHand, head_of
 from tests.lm.heads.golden import DEPTH, GOLDEN, HEADS, LENGTH, OURS, SAID
@@ -40,20 +41,16 @@ def test_steps_are_those_of_a_loop(norm_before_residual: bool, norm_output: bool
     )
     head = head_of(config)
     length, depth = 5, 3
-    taps, tokens = torch.randn(1, length, config.fused), torch.randint(config.vocabulary, (1, length + depth))
-    features, before, steps = head.fuse(taps), list[KeysValues](), []
-    for step in range(depth):
-        positions = torch.arange(step, step + length)
-        features, own = head.step(features, tokens[:, step : step + length], positions, before)
-        before.append(own)
-        steps.append(head.logits(features))
+    taps = torch.randn(1, length + depth, config.fused)
+    tokens = torch.randint(config.vocabulary, (1, length + depth + 1))
+    steps = [*unrolled(head, tokens, taps, depth)]
     for place in range(length):
         plain = ByHand(head)
         fused = [plain.fuse(taps[0, row]) for row in range(place + 1)]
-        out = [plain.row(feature, int(tokens[0, row]), row) for row, feature in enumerate(fused)][-1]
+        out = [plain.row(feature, int(tokens[0, row + 1]), row) for row, feature in enumerate(fused)][-1]
         for step, logits in enumerate(steps):
             assert torch.allclose(logits[0, place], plain.logits(out), atol=1e-4), (place, step)
-            out = plain.row(out, int(tokens[0, place + step + 1]), place + step + 1)
+            out = plain.row(out, int(tokens[0, place + step + 2]), place + step + 1)
 
 
 @torch.no_grad()
@@ -97,7 +94,7 @@ def test_logits_are_those_of_speculators_own_model(name: str, original: bool, tm
     head = load(tmp_path if original else folder, LAYERS, torch.zeros(40, 16)).float()
     said = load_file(folder / SAID)
     tokens = torch.cat([torch.zeros(1, 1, dtype=torch.long), said["tokens"]], dim=1)
-    found = list(head.unrolled(tokens, said["features"], DEPTH))
+    found = list(unrolled(head, tokens, said["features"], DEPTH))
     assert len(found) == len(said["logits"]) == DEPTH
     for logits, expected in zip(found, said["logits"], strict=True):
         assert logits.shape == (1, LENGTH - DEPTH, 20)
@@ -277,7 +274,7 @@ def test_logits_of_the_original_format_are_those_of_another_reader(normed: bool,
     original_of(tmp_path / "converted", tmp_path / "back")
     taps, tokens = torch.randn(1, 12, 96), torch.randint(models.VOCABULARY, (1, 12))
     for folder in (head, tmp_path / "converted", tmp_path / "back"):
-        steps = list(load(folder, 8, torch.zeros(0, 0)).unrolled(tokens, taps, depth))
+        steps = list(unrolled(load(folder, 8, torch.zeros(0, 0)), tokens, taps, depth))
         plain = OriginalEagle3(head if folder.name == "converted" else folder)
         for place in range(12 - depth - 1):
             plain.forget()

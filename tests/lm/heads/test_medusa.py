@@ -17,9 +17,9 @@ from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads import openvino_layer
+from specwire.lm.heads import openvino_heads
 from specwire.lm.heads.medusa import MedusaRunner
-from specwire.lm.heads.openvino_layer import MedusaOpenvino
+from specwire.lm.heads.openvino_heads import MedusaOpenvino
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.runners.openvino.graph import traced
 from tests.lm import models
@@ -319,7 +319,7 @@ def test_in_8_bits_openvino_says_what_torch_says_up_to_rounding(
 ) -> None:
     """Large layers are rounded by both, each in its way; the logits of every head, of several texts at once."""
     _, _, _, where = built(tmp_path, "llama", form)
-    monkeypatch.setattr(openvino_layer, "LEAST_ROUNDED", 0)
+    monkeypatch.setattr(openvino_heads, "LEAST_ROUNDED", 0)
     both = headed(where, tmp_path / "head", "openvino"), headed(where, tmp_path / "head")
     feeds = [Feed(slot, 0, TEXT[1 : 3 + slot], 1) for slot in range(3)]
     found = list[list[torch.Tensor]]()
@@ -360,7 +360,7 @@ def test_of_an_output_layer_that_all_heads_share_there_is_one_copy(
         graphs.append(traced(part, example))
         return graphs[-1]
 
-    monkeypatch.setattr(openvino_layer, "traced", trace)
+    monkeypatch.setattr(openvino_heads, "traced", trace)
     lm = headed(where, tmp_path / "head", runtime)
     assert isinstance(lm._head, MedusaRunner)
     constants = [op for graph in graphs for op in graph.get_ops() if op.get_type_name() == "Constant"]

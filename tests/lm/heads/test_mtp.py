@@ -29,9 +29,9 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads.openvino_layer import MtpOpenvino
+from specwire.lm.heads.openvino_heads import MtpOpenvino
 from specwire.lm.heads.slots import HeadedModel, waiting_bytes
-from specwire.lm.kv_memory import position_bytes
+from specwire.lm.kv_cache import position_bytes
 from specwire.lm.runners.hybrid import state_bytes
 from tests.lm import models
 from tests.lm.families import DELTA, PADDED

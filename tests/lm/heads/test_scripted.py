@@ -10,7 +10,7 @@ from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads.scripted import HeadedScript
+from specwire.lm.scripted import HeadedScript
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 
 TARGET = "scripted:5:vocab=24"

@@ -20,13 +20,11 @@ from specwire.core.model import Feed, ModelError
 from specwire.core.policy.tunables import LEAST_BEHIND
 from specwire.lm import load_model
 from specwire.lm.heads import slots
-from specwire.lm.heads.eagle3 import Eagle3, save
-from specwire.lm.heads.eagle3_runner import Eagle3Runner
+from specwire.lm.heads.eagle3 import Eagle3, Eagle3Runner, save
 from specwire.lm.heads.head import HeadStep
-from specwire.lm.heads.openvino_layer import Eagle3Openvino
+from specwire.lm.heads.openvino_heads import Eagle3Openvino
 from specwire.lm.heads.slots import HeadedModel, HeadFailed
 from specwire.lm.runners.compiled import Bucket, CompiledRunner
-from specwire.lm.runners.openvino.runner import OpenvinoRunner
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, ByHand, head_of
 from tests.lm.heads.walk import walk
@@ -334,23 +332,6 @@ def test_the_target_s_rows_are_the_same_bits_whether_it_is_tapped_or_not(runtime
         for tokens in feeds:
             rows.append(lm.forward([Feed(0, lm.cached(0), tokens, len(tokens))]).clone())
     assert torch.equal(torch.cat(rows[: len(feeds)]), torch.cat(rows[len(feeds) :]))
-    if isinstance(lm.runner, OpenvinoRunner):  # one compilation: weights of two take twice the memory
-        assert lm.runner._graph._quiet is lm.runner._graph._telling
-
-
-@pytest.mark.parametrize("most_bytes", [1 << 30, 0])
-def test_openvino_has_a_small_graph_twice_where_its_taps_themselves_are_told(
-    most_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 0)
-    monkeypatch.setattr("specwire.lm.runners.openvino.graph.MOST_COPIED_BYTES", most_bytes)
-    model, text = models.build(models.config("qwen3")), [3, 17, 44, 8, 29]
-    runner = OpenvinoRunner(model, 1, models.CONTEXT, models.VOCABULARY, torch.float32, 1, taps=(1,))
-    assert (runner._graph._quiet is runner._graph._telling) is (most_bytes == 0)
-    rows = []
-    for runner.tapping in (True, False):
-        rows.append(runner.run([Feed(0, 0, text, len(text))]).clone())
-    assert torch.equal(*rows)
 
 
 @RUNTIMES
