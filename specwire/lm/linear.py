@@ -31,6 +31,11 @@ class LinearWeights(NamedTuple):
     bias: torch.Tensor | None
 
 
+def weights_of(layer: nn.Linear) -> LinearWeights:
+    bias: torch.Tensor | None = layer.bias  # None where it has none, which its type does not tell
+    return LinearWeights(layer.weight.detach(), None if bias is None else bias.detach())
+
+
 def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Rows of all parts; the same memory where they lie one behind the other."""
     first = parts[0]

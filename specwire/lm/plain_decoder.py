@@ -2,7 +2,7 @@
 
 Runners take the weights, and are held to the forward at load. transformers has the same classes, under the same names
 of modules and weights; to import them takes seconds and over a hundred megabytes, so they are for all other models.
-`tests/lm/test_plain_decoder.py` holds these to those.
+`tests/lm/test_gguf_weights.py` holds these to those.
 """
 
 from __future__ import annotations

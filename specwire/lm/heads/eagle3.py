@@ -39,7 +39,7 @@ from specwire.lm.heads.layer import (
     model_of,
     rotations,
 )
-from specwire.lm.linear import LinearWeights, pack_rounded
+from specwire.lm.linear import LinearWeights, pack_rounded, weights_of
 from specwire.lm.model_files import INDEX
 from specwire.lm.plain_decoder import RmsNorm
 from specwire.lm.runners.decoder import FedRows, Model
@@ -328,7 +328,7 @@ class Eagle3Layer(HeadLayers):
         norms = [*head.fc_norm] if head.input_norm is None else [head.input_norm]
         weights = [norm.get_parameter("weight").detach() for norm in norms]
         self.fused_norms = torch.stack(weights) if weights else torch.empty(0, 0)
-        self.fusing, (packed,) = pack_rounded([LinearWeights(head.fc.weight.detach(), None)])
+        self.fusing, (packed,) = pack_rounded([weights_of(head.fc)])
         self.fuse_weight, self.fuse_bias = packed
 
     def forward(
@@ -424,7 +424,8 @@ def load(folder: Path, target_layers: int, embed: torch.Tensor) -> Eagle3:
         own = called.pop(EMBEDDING)
         if embed.shape != needed[own]:
             raise stored.wrong(own, f"is not there, and the target's is {tuple(embed.shape)}, not {needed[own]}")
-    _check_names(stored, {*called.values(), EMBEDDING, "d2t"})
+    known = {*called.values(), *NEEDLESS, EMBEDDING, "d2t"}
+    stored.check_names(known, "an EAGLE-3 head as its config.json describes it")
     for own, name in called.items():
         stored.check(name, needed[own])
     state = {own: stored.weights(name, needed[own]) for own, name in called.items()}
@@ -441,13 +442,6 @@ def _stored(folder: Path) -> Tensors:
     if not readable and (folder / PICKLED).exists():
         raise ModelError(f"{folder / PICKLED}: is a pickle, which is not read; docs/MODELS.md says how to convert it")
     return Tensors.of_folder(folder, lambda name: name.replace(ORIGINAL_LAYER, LAYER))
-
-
-def _check_names(stored: Tensors, known: set[str]) -> None:
-    """ModelError for what would be left out silently: biases, more layers, scales of rounded weights."""
-    for name in stored:
-        if name not in known and name not in NEEDLESS:
-            raise stored.wrong(name, "is not part of an EAGLE-3 head as its config.json describes it")
 
 
 def _offsets(stored: Tensors, config: Eagle3Config) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NamedTuple
@@ -167,6 +167,12 @@ class Tensors:
         shape = self.shape(name)
         if shape not in shapes:
             raise self.wrong(name, f"is {shape}, not {' or '.join(str(each) for each in dict.fromkeys(shapes))}")
+
+    def check_names(self, known: Collection[str], what: str) -> None:
+        """ModelError for what would be left out silently: biases, more layers, scales of rounded weights."""
+        for name in self:
+            if name not in known:
+                raise self.wrong(name, f"is not part of {what}")
 
     def _header(self, name: str) -> tuple[tuple[int, ...], str]:
         """Its shape and type of numbers."""

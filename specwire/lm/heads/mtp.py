@@ -37,7 +37,7 @@ from specwire.lm.heads.layer import (
     layer_sizes,
     model_of,
 )
-from specwire.lm.linear import LinearWeights, PlainLinear, pack_rounded
+from specwire.lm.linear import LinearWeights, PlainLinear, pack_rounded, weights_of
 from specwire.lm.plain_decoder import RmsNorm
 from specwire.lm.runners.decoder import FedRows, Model
 
@@ -232,10 +232,10 @@ class MtpDecoder(HeadLayers):
         super().__init__(mtp.config.shape, model, cache)
         self.state_first, self.normed_states = mtp.style.state_first, mtp.style.normed
         self.norms += [norm.weight.detach() for norm in (mtp.embedding_norm, mtp.state_norm, mtp.norm)]
-        self.fusing, (packed,) = pack_rounded([_linear(mtp.fuse)])
+        self.fusing, (packed,) = pack_rounded([weights_of(mtp.fuse)])
         self.fuse_weight, self.fuse_bias = packed
         self.gated = mtp.gate is not None
-        self.gating, (gate,) = (PlainLinear(), [NO_GATE]) if mtp.gate is None else pack_rounded([_linear(mtp.gate)])
+        self.gating, (gate,) = (PlainLinear(), [NO_GATE]) if mtp.gate is None else pack_rounded([weights_of(mtp.gate)])
         self.gate_weight, self.gate_bias = gate
 
     def forward(
@@ -274,8 +274,3 @@ class MtpRunner(LayerRunner):
         model = model_of(mtp, config, embedding, norm, output, target.rotations, config.turned)
         ids, room = torch.arange(len(weight), device=device), (slots, context, dtype, device)
         super().__init__(lambda cache: MtpDecoder(mtp, model, cache), config, config.hidden, ids, room)
-
-
-def _linear(layer: nn.Linear) -> LinearWeights:
-    bias: torch.Tensor | None = layer.bias  # None where it has none, which its type does not tell
-    return LinearWeights(layer.weight, bias)

@@ -18,7 +18,7 @@ from specwire.lm.heads.layer import DEFAULT_ROPE, Apart, rotations
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.mtp import MtpRunner
 from specwire.lm.heads.slots import waiting_bytes
-from specwire.lm.linear import LinearWeights
+from specwire.lm.linear import LinearWeights, weights_of
 from specwire.lm.model_config import CausalModel, is_recurrent
 from specwire.lm.runners.decoder import Model
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
@@ -149,11 +149,8 @@ def _mtp(folder: Path, whole: dict[str, Any], style: mtp.MtpStyle, target: Causa
     _check(folder, info, "hidden_size", own.hidden, config.hidden_size)
     _check(folder, info, "num_hidden_layers", own.layers, config.num_hidden_layers)
     layer, last = mtp.load(folder, style, own), target.get_output_embeddings()
-    bias = getattr(last, "bias", None)
-    output = LinearWeights(
-        last.get_parameter("weight").detach()[: info.vocabulary],
-        None if bias is None else bias.detach()[: info.vocabulary],
-    )
+    weight, bias = weights_of(last)
+    output = LinearWeights(weight[: info.vocabulary], None if bias is None else bias[: info.vocabulary])
     embedding, norm = (target.get_parameter(f"model.{name}.weight").detach() for name in ("embed_tokens", "norm"))
     if config.model_type in mtp.ZERO_CENTRED:
         norm = 1 + norm.float()
