@@ -258,10 +258,15 @@ def logits_of(rows: torch.Tensor, vocabulary: int, unassigned: torch.Tensor) -> 
         with np.errstate(invalid="ignore", over="ignore"):
             finite = math.isfinite(values.sum()) or bool(np.isfinite(values).all())
     else:
-        finite = bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
+        finite = all_finite(rows)
     if finite and len(unassigned) > 0:
         rows.index_fill_(1, unassigned, -torch.inf)
     return rows, finite
+
+
+def all_finite(rows: torch.Tensor) -> bool:
+    """A finite sum proves it in one cheap pass; sums can also overflow."""
+    return bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
 
 
 def _drop_unwanted(feeds: Sequence[Feed], rows: torch.Tensor) -> torch.Tensor:

@@ -161,7 +161,9 @@ def load_pretrained(
     memory.slots(slots)  # whoever asks for too much need not wait for weights
     model = _modules(spec, known.config, _dtype(dtype), target, plan.how.quantization)
     info, unassigned = _describe(spec, model, known, dtype, plan.how)
-    skimmed, head = _drafting(heads, model, info, plan.how)
+    layers = known.config.get_text_config().num_hidden_layers
+    skimmed = kept_layers(heads, layers) if heads is not None and plan.how.skims else ()
+    head = load_head(heads, model, info) if heads is not None and not skimmed else None
     if head is not None:
         memory = plan.with_head(head, known.context)
     if is_recurrent(known.config):
@@ -237,16 +239,6 @@ class ComputePlan:
         on_cpu = self.device.type == "cpu" and not self.how.compiled
         fits = self.how.runtime != TORCH and on_cpu and self.config.model_type in MODEL_TYPES
         return fits and find_spec("openvino") is not None
-
-
-def _drafting(
-    heads: str | None, model: CausalModel, info: ModelInfo, how: How
-) -> tuple[Sequence[int], LoadedHead | None]:
-    """What drafts beside the model: those of its own layers, or a head; neither for no `heads`."""
-    if heads is None:
-        return (), None
-    own = kept_layers(heads, model.config.get_text_config().num_hidden_layers) if how.skims else ()
-    return own, None if own else load_head(heads, model, info)
 
 
 @contextmanager

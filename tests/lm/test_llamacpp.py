@@ -380,13 +380,9 @@ def wrong_base(patch: pytest.MonkeyPatch) -> None:
 
 def stale_row(patch: pytest.MonkeyPatch) -> None:
     """A rollback leaves one row too many, and what follows stands one position too late."""
-    remove, filled = LlamaMemory.remove, LlamaBatch.filled
-
-    def later(batch: LlamaBatch, runs: Sequence[SequenceRun], count: int) -> Any:
-        return filled(batch, [run._replace(position=run.position + (run.position > 0)) for run in runs], count)
-
+    remove = LlamaMemory.remove
+    one_position_later(patch)
     patch.setattr(LlamaMemory, "remove", lambda memory, slot, start: remove(memory, slot, start + (start > 0)))
-    patch.setattr(LlamaBatch, "filled", later)
 
 
 @pytest.mark.parametrize("fault", [wrong_base, stale_row])

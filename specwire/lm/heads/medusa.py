@@ -68,7 +68,7 @@ class MedusaConfig:
     heads: how many tokens they guess. layers: of each. tap: of the target, see `specwire.lm.runners.decoder.Decoder`;
     normed: it is read behind the target's last norm. grounded: embeddings are read (Hydra's). bias, output_bias: of
     residual and output layers. shared: all heads have one output layer, named so or with equal weights.
-    draft_vocabulary: ids that they can say. scale: of logits.
+    draft_vocabulary: ids that they can say. scale: of logits, which output layers have.
     """
 
     kind: str
@@ -140,12 +140,8 @@ class Medusa(nn.Module):
 
     def logits(self, head: int, read: torch.Tensor) -> torch.Tensor:
         """(..., draft vocabulary) of what 0-based `head` reads."""
-        return self.said(head, self.blocks[head](read))
-
-    def said(self, head: int, x: torch.Tensor) -> torch.Tensor:
-        """The same of what its residual layers make of that."""
-        found: torch.Tensor = self.outputs[0 if self.config.shared else head](x)
-        return found if self.config.scale == 1.0 else found * self.config.scale
+        found: torch.Tensor = self.outputs[0 if self.config.shared else head](self.blocks[head](read))
+        return found
 
 
 # Over the slots of a target
@@ -243,6 +239,7 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
         if own.startswith(OUTPUTS):
             tensor = stored.weights(name, (len(ids), *shape), (told.vocabulary, *shape))
             tensor = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
+            tensor = tensor if told.scale == 1.0 else tensor * told.scale
             first = state.setdefault(_first(own), tensor)
             state[own] = first if first.dtype == tensor.dtype and torch.equal(first, tensor) else tensor
         else:

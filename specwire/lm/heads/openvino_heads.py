@@ -459,10 +459,10 @@ class MedusaOpenvino(MedusaRunner):
             layers.float()
         super().__init__(heads.eval(), None, HEAD_DTYPE)
         config, self._graphs = heads.config, list[tuple[CompiledGraph, ...]]()
-        shared = _compiled(_Output(heads), config.hidden) if config.shared else None
+        shared = _compiled(heads.outputs[0], config.hidden) if config.shared else None
         for head, block in enumerate(heads.blocks):
             if shared is None:
-                self._graphs.append((_compiled(_Logits(heads, head), config.width(head)),))
+                self._graphs.append((_compiled(nn.Sequential(block, heads.outputs[head]), config.width(head)),))
             else:
                 self._graphs.append((_compiled(block, config.width(head)), shared))
         heads.blocks, heads.outputs = nn.ModuleList(), nn.ModuleList()
@@ -481,25 +481,3 @@ def _compiled(part: nn.Module, width: int) -> CompiledGraph:
     name_ports(graph, [(STATES, (-1, width))], [TOLD])
     round_weights(graph, LEAST_ROUNDED)
     return CompiledGraph(graph, compile_options(HEAD_DTYPE, torch.get_num_threads(), GROUP))
-
-
-class _Logits(nn.Module):
-    """Of one head."""
-
-    def __init__(self, heads: Medusa, head: int) -> None:
-        super().__init__()
-        self._heads, self._head = heads, head
-
-    def forward(self, read: torch.Tensor) -> torch.Tensor:
-        return self._heads.logits(self._head, read)
-
-
-class _Output(nn.Module):
-    """Of all heads."""
-
-    def __init__(self, heads: Medusa) -> None:
-        super().__init__()
-        self._heads = heads
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._heads.said(0, x)

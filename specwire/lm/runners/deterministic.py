@@ -10,7 +10,7 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -48,13 +48,10 @@ class DeterministicRunner(Stored, Runner):
             for feed in feeds
             for index, token in enumerate(feed.tokens)
         ]
-        logits = torch.cat([self._run(block) for block in self._blocks(rows)])
+        widest = self.widths[-1]
+        logits = torch.cat([self._run(rows[begin : begin + widest]) for begin in range(0, len(rows), widest)])
         kept = [index >= len(feed.tokens) - max(feed.wanted, 1) for feed in feeds for index in range(len(feed.tokens))]
         return logits[torch.tensor(kept, device=logits.device)]
-
-    def _blocks(self, rows: Sequence[Feed]) -> Iterator[Sequence[Feed]]:
-        widest = self.widths[-1]
-        return (rows[begin : begin + widest] for begin in range(0, len(rows), widest))
 
     def _run(self, block: Sequence[Feed]) -> torch.Tensor:
         width = next(width for width in self.widths if width >= len(block))

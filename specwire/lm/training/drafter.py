@@ -34,7 +34,7 @@ from specwire.named_models import located
 DEPTH = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DrafterCourse(Course):
     """See `specwire train-drafter`. layers: of the target, in this order. draft_vocabulary: ids that it says."""
 

@@ -247,7 +247,7 @@ def own_ids_of(head: Eagle3) -> torch.Tensor:
 FURTHER_WEIGHT = 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HeadCourse(Course):
     """See `specwire train-heads`. depth: guesses in a row. inner: width of the gated layer, 0 for twice the target's.
 

@@ -225,7 +225,7 @@ HELD_OUT_TOKENS = 4096
 SOFT = 0.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Course:
     """What is to be learnt of which target, and how.
 

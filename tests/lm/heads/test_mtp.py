@@ -218,7 +218,7 @@ def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(name: str
     run = by_transformers(target, made.gated)
     walk(
         headed(where, beside(made, where, tmp_path, target), runtime),
-        lambda text, depth: expected(made, target, layer, text, depth, run),
+        lambda text, depth, _: expected(made, target, layer, text, depth, run),
         steps=80,
     )
 
@@ -245,7 +245,7 @@ def test_it_does_so_beside_recurrent_layers(made: Callable[..., PreTrainedConfig
     target, layer, where = beside_recurrent(made, tmp_path)
     run, lm = by_transformers(target, gated=True), headed(where, where)
     assert lm.most_window == MOST_WINDOW
-    walk(lm, lambda text, depth: expected(FORMATS["qwen3-next"], target, layer, text, depth, run), steps=60)
+    walk(lm, lambda text, depth, _: expected(FORMATS["qwen3-next"], target, layer, text, depth, run), steps=60)
 
 
 def test_it_needs_the_states_of_a_window(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest
     target, layer, where = built(LLAMA, tmp_path)
     run = by_transformers(target, LLAMA.gated)
     lm = headed(where, where, compiled=True)
-    walk(lm, lambda text, depth: expected(LLAMA, target, layer, text, depth, run), steps=30)
+    walk(lm, lambda text, depth, _: expected(LLAMA, target, layer, text, depth, run), steps=30)
 
 
 def test_the_target_says_what_it_says_without_it(tmp_path: Path) -> None:

@@ -52,8 +52,9 @@ def headed(target: str, head: str, runtime: str = "torch") -> HeadedModel:
 
 
 @torch.no_grad()
-def expected(target: PreTrainedModel, head: Eagle3, text: list[int], depth: int) -> list[int]:
-    return reader_of(head).draft(features_of(target, text), text, depth)[0]
+def expected(target: PreTrainedModel, head: Eagle3, text: list[int], depth: int, origin: int = 0) -> list[int]:
+    """origin: the position from which on the head knows the text."""
+    return reader_of(head).draft(features_of(target, text)[origin:], text[origin:], depth)[0]
 
 
 @torch.no_grad()
@@ -119,7 +120,7 @@ def test_a_rotation_of_another_kind_is_served_where_it_is_the_target_s(
 def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(runtime: str, tmp_path: Path) -> None:
     """What is stale by a row is told where it may be."""
     target, head, where, beside = built(tmp_path, seed=2)
-    walk(headed(where, beside, runtime), lambda text, depth: expected(target, head, text, depth), steps=120)
+    walk(headed(where, beside, runtime), lambda *given: expected(target, head, *given), steps=120)
 
 
 def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest
         return returned[bucket]
 
     monkeypatch.setattr(lm.runner, "_forward", replayed)
-    walk(lm, lambda text, depth: expected(target, head, text, depth), steps=120)
+    walk(lm, lambda *given: expected(target, head, *given), steps=120)
     assert len(returned) > 1
 
 
@@ -348,9 +349,7 @@ def test_behind_what_was_not_kept_the_head_begins_anew(runtime: str, tmp_path: P
         assert lm.unread(0) is None
         lm.forward([Feed(0, at, [text[at]], 1)])
     assert lm.unread(0) == LEAST_BEHIND
-    own = features_of(target, text[: end + 1])[7:]
-    with torch.no_grad():
-        drafted = reader_of(head).draft(own, text[7 : end + 1], 3)[0]
+    drafted = expected(target, head, text[: end + 1], 3, origin=7)
     assert lm.draft([HeadRequest(0, text[: end + 1], GREEDY, 3)]) == [drafted]
 
 
@@ -369,63 +368,30 @@ def test_of_what_is_unread_only_the_end_may_be_read(runtime: str, read_before: b
     assert lm.unread(0) == (end - 4 if read_before else end), "it has no more than that"
     lm.skip(0, LEAST_BEHIND)
     assert lm.unread(0) == LEAST_BEHIND
-    request, begin = HeadRequest(0, text, GREEDY, 3), end - LEAST_BEHIND
-    with torch.no_grad():
-        drafted = reader_of(head).draft(features_of(target, text)[begin:], text[begin:], 3)[0]
+    request, drafted = HeadRequest(0, text, GREEDY, 3), expected(target, head, text, 3, end - LEAST_BEHIND)
     lm.catch_up([request])
     assert lm.draft([request]) == [drafted]
 
 
-def test_it_does_so_whatever_was_kept_rolled_back_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With rollbacks into what the head has read, copies one after the other, and texts that take no head for a while.
-
-    Its very rows are compared, too: two rollbacks to the same place left a row of the old successor.
+def test_it_does_so_whatever_was_kept_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts take no head for a while. Its very rows are compared, too, where it knows a text from its beginning:
+    two rollbacks to the same place left a row of the old successor.
     """
     monkeypatch.setattr(slots, "LEAST_BEHIND", 2)
     target, head, where, beside = built(tmp_path, seed=2)
-    lm, fresh, random = headed(where, beside), headed(where, beside), Random(9)
+    lm, fresh, compared = headed(where, beside), headed(where, beside), list[int]()
 
-    def some(least: int, most: int) -> list[int]:
-        return [random.randrange(3, models.VOCABULARY) for _ in range(random.randint(least, most))]
-
-    texts, begun, compared = dict[int, list[int]](), 0, 0
-    for _ in range(600):
-        slot = random.randrange(SLOTS)
-        if slot not in texts or len(texts[slot]) > 26:
-            lm.discard(slot)
-            texts[slot] = some(2, 7)
-        held = {other: lm.cached(other) for other in texts if lm.cached(other)}
-        if slot in held and random.random() < 0.2:
-            length = random.randint(0, held[slot])
-            lm.rollback(slot, length)
-            texts[slot] = [*texts[slot][:length], *some(1, 3)]
-        elif (others := sorted(held.keys() - {slot})) and random.random() < 0.2:
-            source = random.choice(others)
-            length = random.randint(1, held[source])
-            lm.copy(source, slot, length)
-            texts[slot] = [*texts[source][:length], *some(1, 3)]
-        if random.random() < 0.3:
-            continue
-        lm.heed(random.choices([None, [slot], ()], [12, 4, 1])[0])
-        text, start, window = texts[slot], lm.cached(slot), some(0, 3)
-        lm.forward([Feed(slot, start, [*text[start:], *window], 1 + len(window))])
-        text += [*window[: random.randint(0, len(window))], *some(1, 1)]
-        lm.rollback(slot, len(text) - 1)
-        if lm.unread(slot) is None or random.random() < 0.4:
-            continue
-        origin = lm._slots[slot].origin
-        with torch.no_grad():
-            drafted, _ = reader_of(head).draft(features_of(target, text)[origin:], text[origin:], 3)
-        assert lm.draft([HeadRequest(slot, text, GREEDY, 3)]) == [drafted]
-        begun += origin > 0
-        if origin == 0:
+    def check(slot: int, text: list[int]) -> None:
+        if lm._slots[slot].origin == 0:
             fresh.discard(0)
             fresh.forward([Feed(0, 0, text[:-1], 1)])
             fresh.draft([HeadRequest(0, text, GREEDY, 1)])
             torch.testing.assert_close(rows_of(lm, slot, len(text) - 1), rows_of(fresh, 0, len(text) - 1))
-            compared += 1
-    assert begun > 20
-    assert compared > 60
+            compared.append(slot)
+
+    anew = walk(lm, lambda *given: expected(target, head, *given), 600, 9, heeding=True, check=check)
+    assert anew > 20
+    assert len(compared) > 60
 
 
 def rows_of(lm: HeadedModel, slot: int, stop: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ import torch
 
 from specwire.core.model import Feed, ModelError
 from specwire.lm.gguf_file import GgufFile
-from specwire.lm.kv_cache import Runner, Sizes
+from specwire.lm.kv_cache import Runner, Sizes, all_finite
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from specwire.lm.runners.trial import Trial, made_up
 from specwire.text import load_tokenizer
@@ -245,7 +245,7 @@ class LlamaCppRunner(Runner):
         """Raises MemoryError, or RuntimeError with what llama.cpp told."""
         self._reserve(feeds)
         rows = self._decoded(feeds)
-        return rows if _finite(rows) else self._apart(feeds)
+        return rows if all_finite(rows) else self._apart(feeds)
 
     def _decoded(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Logits of the feeds."""
@@ -281,7 +281,7 @@ class LlamaCppRunner(Runner):
         parts = []
         for feed in feeds:
             parts.append(self._decoded([feed]))
-            if not _finite(parts[-1]):
+            if not all_finite(parts[-1]):
                 self._table.cut(feed.slot, feed.start)
                 self._scrub()
         return torch.cat(parts)
@@ -357,11 +357,6 @@ class LlamaBatch:
             at = stop
         self._batch.n_tokens = count
         return self._batch
-
-
-def _finite(rows: torch.Tensor) -> bool:
-    """A finite sum proves it in one cheap pass; sums can also overflow."""
-    return bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all())
 
 
 def _pointer(array: Any, kind: Any) -> Any:
