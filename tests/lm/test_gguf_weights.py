@@ -174,6 +174,7 @@ def test_options_of_llama_cpp_are_not_for_other_runtimes(tmp_path: Path) -> None
         load_model(path, slots=1, runtime="torch", kv_type="f16")
 
 
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama_cpp is not there: make setup-llamacpp")
 def test_the_doctor_times_each_runtime_that_computes_the_file(tmp_path: Path) -> None:
     told = [each.text for each in measure(write(build(config("llama")), tmp_path / "a.gguf"), "float32")]
     assert [text.partition(":")[0] for text in told] == ["openvino", "llamacpp", "torch"]

@@ -51,7 +51,7 @@ class ConfigKeys:
         return found
 
     def whole_numbers(self, key: str) -> list[int] | None:
-        found: list[int] | None = self.any(key)
+        found: Any = self.any(key)
         if found is None:
             return None
         if not isinstance(found, list) or not all(type(one) is int for one in found):

@@ -52,7 +52,7 @@ class LayerConfig:
         hidden, queries, keys = self.hidden, self.heads * self.head_dim, self.key_heads * self.head_dim
         linears = ((queries, reads), (keys, reads), (keys, reads), (hidden, queries))
         gated = ((self.inner, hidden), (self.inner, hidden), (hidden, self.inner))
-        found = dict(zip(LINEARS, (*linears, *gated), strict=True))
+        found: dict[str, tuple[int, ...]] = dict(zip(LINEARS, (*linears, *gated), strict=True))
         norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), (hidden,))
         found |= norms | dict.fromkeys(("q_norm", "k_norm"), (self.head_dim,))
         return {f"{name}.weight": shape for name, shape in found.items()}
@@ -87,9 +87,13 @@ class HeadLayer(nn.Module):
         self.input_layernorm = RmsNorm(config.hidden, config.eps)
         self.post_attention_layernorm = RmsNorm(config.hidden, config.eps)
         shapes = config.parts(reads)
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.gate_proj, self.up_proj, self.down_proj = (
-            nn.Linear(*shapes[f"{name}.weight"][::-1], bias=name in biased) for name in LINEARS
-        )
+
+        def linear(name: str) -> nn.Linear:
+            out, into = shapes[f"{name}.weight"]
+            return nn.Linear(into, out, bias=name in biased)
+
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = map(linear, LINEARS[:4])
+        self.gate_proj, self.up_proj, self.down_proj = map(linear, LINEARS[4:])
         self.norm = RmsNorm(config.hidden, config.eps)
 
 

@@ -102,7 +102,7 @@ def teach_drafter(course: DrafterCourse, tell: Callable[[str], None]) -> Reached
     torch.manual_seed(SEED)
     drafter = begun(course, target, kept)
     del target
-    own = {"layers": " ".join(map(str, course.layers)), "draft-vocabulary": course.draft_vocabulary}
+    own: dict[str, Any] = {"layers": " ".join(map(str, course.layers)), "draft-vocabulary": course.draft_vocabulary}
     _, record = course.taught(
         drafter,
         kept,

@@ -254,7 +254,7 @@ class Course:
         folder = self.answers or self.out / ANSWERS
         return answers_of(self.target, folder, self.tokens, self.apart, self.prompts, tell, taps)
 
-    def options(self) -> dict[str, str | int | float]:
+    def options(self) -> dict[str, Any]:
         """What a checkpoint is of, by the names of options."""
         return {"rows": self.rows, "window": self.window, "rate": self.rate}
 
@@ -264,7 +264,7 @@ class Course:
         kept: KeptTexts,
         loss: Callable[[list[KeptText]], torch.Tensor],
         measure: Callable[[], list[float]],
-        options: dict[str, str | int | float],
+        options: dict[str, Any],
         tell: Callable[[str], None],
     ) -> tuple[Trained, Callable[..., None]]:
         """Teach it the texts by batches, and what writes the record of that. options: what a checkpoint is of."""
