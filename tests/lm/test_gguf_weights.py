@@ -161,13 +161,6 @@ def test_a_quantised_file_keeps_8_bits_where_openvino_computes_it(
     assert (info.runtime, info.quantization) == ("torch", "none")
 
 
-def test_a_cut_file_is_refused_with_the_tensor_that_is_cut(tmp_path: Path) -> None:
-    path = Path(write(build(config("llama")), tmp_path / "a.gguf"))
-    path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(ModelError, match=r"the tensor .* does not fit into its"):
-        load_model(str(path), slots=1)
-
-
 def test_options_of_llama_cpp_are_not_for_other_runtimes(tmp_path: Path) -> None:
     path = write(build(config("llama")), tmp_path / "a.gguf")
     with pytest.raises(ModelError, match=r"kv-type: is for \.gguf files that llamacpp computes, not for .* on torch"):
