@@ -187,7 +187,7 @@ test-vllm: $(VLLM) ## what runs on vLLM, recorded: verifiers on its worker, draf
 	    became=$$?; $(BIN)/python -m scripts.figures vllm-tests; exit $$became
 
 test-llamacpp: $(LLAMACPP) ## what runs on llama.cpp; make test-all runs it too once this is there
-	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_gguf_tokenizer.py tests/lm/test_llamacpp.py tests/lm/test_llamacpp_real.py \
+	$(PYTEST) --timeout=600 --session-timeout=1800 tests/lm/test_gguf_file.py tests/lm/test_gguf_tokenizer.py tests/lm/test_llamacpp.py \
 	    tests/test_llamacpp_check.py tests/integration/test_llamacpp.py tests/integration/test_real_model.py
 
 test-floors: $(FLOORS) ## the lowest versions that pyproject.toml permits: what speaks to them, and a stack

@@ -37,6 +37,7 @@ from specwire.lm.guesses import draw_candidates
 from specwire.lm.heads import eagle3
 from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.law.sampler import choose
+from specwire.lm.training.head import unrolled
 from specwire.rpc.process import say
 
 # Candidates of a place that are ranked, and the rank of what is not among them.
@@ -141,7 +142,7 @@ def _places(target: Any, head: Eagle3, text: Sequence[int], prompt: int, samplin
     taps = torch.cat([states[tap] for tap in head.config.taps], -1)
     ids = head.target_ids(torch.arange(head.config.draft_vocabulary))
     by_depth = []
-    for depth, logits in enumerate(head.unrolled(tokens, taps, DEPTH)):
+    for depth, logits in enumerate(unrolled(head, tokens, taps, DEPTH)):
         own = logits[0, first:]
         whole = torch.full((len(own), head.config.vocabulary), float("-inf"))
         whole[:, ids] = own

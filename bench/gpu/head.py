@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from bench.gpu.shapes import EMBEDDING_SCALE, ModelShape
 from specwire.core.draft import HeadRequest
 from specwire.core.model import ModelInfo
-from specwire.lm.heads.eagle3 import EMBEDDING, Eagle3, Eagle3Config, default_taps
-from specwire.lm.heads.eagle3_runner import Eagle3Runner
+from specwire.lm.heads.eagle3 import EMBEDDING, Eagle3, Eagle3Config, Eagle3Runner, default_taps
 from specwire.lm.heads.slots import HeadedModel
 from specwire.lm.kv_cache import Runner
 

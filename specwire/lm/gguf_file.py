@@ -17,6 +17,8 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
 from specwire.core.model import (
     AUTO_KV,
     KV_BLOCK,
@@ -37,8 +39,10 @@ MOST, MOST_DIMENSIONS, MOST_DEPTH = 1 << 20, 8, 4
 # Formats of numbers by type; a string and an array are types of their own.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-# Of an element of a tensor, scales of its block included; of the other types at least so many.
-BITS = {"f32": 32, "f64": 64, "f16": 16, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5, "q4_1": 5, "q4_k": 4.5, "q6_k": 6.5625}
+# Names of tensors' types, and bits of an element, scales of its block included; of types that are not known at least so
+# many.
+TENSOR_TYPES = {kind.value: kind.name.lower() for kind in GGMLQuantizationType}
+BITS = {kind.name.lower(): 8 * size / block for kind, (block, size) in GGML_QUANT_SIZES.items()}
 LEAST_BITS = 1
 # Of what is made as much as these entries of the model say, and the most that any has.
 SIZES = {
@@ -55,35 +59,6 @@ SIZES = {
 ALIGNMENT = 32
 # Tensors with a row for each token.
 EMBEDDINGS = ("token_embd.weight", "output.weight")
-# Names of tensors' types.
-TENSOR_TYPES = {
-    0: "f32",
-    1: "f16",
-    2: "q4_0",
-    3: "q4_1",
-    6: "q5_0",
-    7: "q5_1",
-    8: "q8_0",
-    10: "q2_k",
-    11: "q3_k",
-    12: "q4_k",
-    13: "q5_k",
-    14: "q6_k",
-    16: "iq2_xxs",
-    17: "iq2_xs",
-    18: "iq3_xxs",
-    19: "iq1_s",
-    20: "iq4_nl",
-    21: "iq3_s",
-    22: "iq2_s",
-    23: "iq4_xs",
-    28: "f64",
-    29: "iq1_m",
-    30: "bf16",
-    34: "tq1_0",
-    35: "tq2_0",
-    39: "mxfp4",
-}
 # Types of tokens: of text, one that stands for no text, one beside the merged ones, one that fills a gap between ids.
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 NO_TOKENIZER = ("none", "no_vocab")

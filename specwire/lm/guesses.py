@@ -37,31 +37,27 @@ def draw(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
     """The token of each row of `logits` (rows, vocabulary)."""
     if any(row.adjusted for row in rows):
         logits = adjusted(logits, rows).float()
-    if all(row.plain for row in rows):
-        chosen: list[int] = logits.argmax(dim=1).tolist()
-        return chosen
-    if logits.device.type == "cpu":
-        return [_draw_one(scores, None, row) for scores, row in zip(logits.numpy(), rows, strict=True)]
-    return _draw_best(logits, rows)
+    return _drawn_of(None, logits, rows)
 
 
 def draw_among(ids: torch.Tensor, logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
     """The token of each row of `logits` (rows, len(ids)), which are of these ids alone. Penalties are left out."""
+    return _drawn_of(ids, logits.float(), rows)
+
+
+def _drawn_of(ids: torch.Tensor | None, logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
+    """ids: of each place of a row; None for the places themselves."""
     if all(row.plain for row in rows):
-        chosen: list[int] = ids[best_of(logits)].tolist()
+        best = best_of(logits)
+        chosen: list[int] = (best if ids is None else ids[best]).tolist()
         return chosen
     if logits.device.type == "cpu":
-        named, each = ids.numpy(), zip(logits.float().numpy(), rows, strict=True)
-        return [_draw_one(scores, named, row) for scores, row in each]
-    best, at = logits.float().topk(min(CANDIDATES, logits.shape[1]), dim=1)
-    scores, tokens = best.cpu().numpy(), ids[at].cpu().numpy()
-    return [_draw_one(scores[index], tokens[index], row) for index, row in enumerate(rows)]
-
-
-def _draw_best(logits: torch.Tensor, rows: Sequence[DraftRow]) -> list[int]:
+        named = None if ids is None else ids.numpy()
+        return [_draw_one(scores, named, row) for scores, row in zip(logits.numpy(), rows, strict=True)]
     # Not worth carrying whole rows over; top_p then counts the candidates' mass alone.
-    best, ids = (each.cpu().numpy() for each in logits.topk(min(CANDIDATES, logits.shape[1]), dim=1))
-    return [_draw_one(best[index], ids[index], row) for index, row in enumerate(rows)]
+    top, at = logits.topk(min(CANDIDATES, logits.shape[1]), dim=1)
+    scores, tokens = top.cpu().numpy(), (at if ids is None else ids[at]).cpu().numpy()
+    return [_draw_one(scores[index], tokens[index], row) for index, row in enumerate(rows)]
 
 
 Ranked = tuple[tuple[int, ...], tuple[float, ...]]

@@ -36,12 +36,10 @@ from specwire.core.model import (
 )
 from specwire.lm import pretrained
 from specwire.lm.gguf_file import forget_read, read_gguf
-from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.heads.self_speculation import is_self
-from specwire.lm.kv_cache import LanguageModel
-from specwire.lm.kv_memory import KvMemory
+from specwire.lm.kv_cache import KvMemory, LanguageModel
 from specwire.lm.runners import llama
-from specwire.lm.scripted import PREFIX, ScriptedLM
+from specwire.lm.scripted import PREFIX, HeadedScript, ScriptedLM
 from specwire.named_models import check_directory, included_head, located
 
 logger = logging.getLogger(__name__)
@@ -230,20 +228,12 @@ def computes_gguf(spec: str, asked: Loading) -> str:
 
 def _is_small(spec: str) -> bool:
     """Whether a GGUF file is quicker on OpenVINO than on llama.cpp."""
-    if not _has_quick_openvino() or not 0 < _size_of(spec) <= SMALL:
+    if find_spec("openvino") is None or native_dtype() == "float32":
         return False
-    return read_gguf(spec).architecture in llama.MODEL_TYPES
-
-
-def _has_quick_openvino() -> bool:
-    return find_spec("openvino") is not None and native_dtype() != "float32"
-
-
-def _size_of(spec: str) -> int:
-    """0 of a file that is not there, which is said where it is read."""
-    with suppress(OSError):
-        return Path(spec).expanduser().stat().st_size
-    return 0
+    with suppress(OSError):  # of a file that is not there, which is said where it is read
+        size = Path(spec).expanduser().stat().st_size
+        return 0 < size <= SMALL and read_gguf(spec).architecture in llama.MODEL_TYPES
+    return False
 
 
 def _check_for_llamacpp(asked: Loading) -> None:

@@ -165,12 +165,8 @@ def _rotations(config: Any) -> list[dict[str, Any]]:
     """Rope parameters: of all layers, or of each kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds = [value for value in parameters.values() if isinstance(value, dict) and "rope_type" in value]
-    return kinds or [{"original_max_position_embeddings": _original(config), **parameters}]
-
-
-def _original(config: Any) -> int | None:
-    limit: int | None = getattr(config, "original_max_position_embeddings", None)
-    return limit
+    limit = getattr(config, "original_max_position_embeddings", None)
+    return kinds or [{"original_max_position_embeddings": limit, **parameters}]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

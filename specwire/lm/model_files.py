@@ -123,7 +123,7 @@ def check_weights(spec: str, config: ModelConfig) -> None:
     if read_file(spec, ADAPTER):
         return
     stored = tensors = 0
-    for file in _weights_of(spec) if Path(spec).is_dir() else _fetched(spec):
+    for file in _weights_of(spec):
         with file_of(spec, file.name), opened(file) as held:
             stored, tensors = stored + file.stat().st_size, tensors + len(held.keys())
     with file_of(spec, CONFIG):
@@ -142,18 +142,19 @@ def _check_eos(found: object, vocabulary: int) -> None:
 
 
 def _weights_of(spec: str) -> list[Path]:
-    """The files that a model's directory keeps its weights in."""
-    folder = Path(spec)
+    """The files that a model's directory, or a hub id on this machine, keeps its weights in."""
     with file_of(spec, INDEX):
         index = _object(spec, INDEX)
         if index and not isinstance(index.get("weight_map"), dict):
             raise ValueError("weight_map: is missing, or no object")
         names = files_named(index) if index else [WEIGHTS]
-    missing = [name for name in names if not (folder / name).is_file()]
+    if not Path(spec).is_dir():
+        return [_fetched(spec, name) for name in names]
+    missing = [name for name in names if not (Path(spec) / name).is_file()]
     if missing:
         message = f"model {spec!r} cannot be loaded as a causal model: there is no file named {missing[0]}"
         raise ModelError(f"{message}, which {INDEX} names" if index else message)
-    return [folder / name for name in names]
+    return [Path(spec) / name for name in names]
 
 
 def files_named(index: Mapping[str, Any]) -> list[str]:
@@ -245,7 +246,7 @@ def _fingerprint(config: ModelConfig, precision: str, tensors: Iterable[tuple[st
 def _tensors_of(spec: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of all files, by name, in order."""
     files = {}
-    for file in _weights_of(spec) if Path(spec).is_dir() else _fetched(spec):
+    for file in _weights_of(spec):
         with file_of(spec, file.name), opened(file) as held:
             files.update(dict.fromkeys(held.keys(), file))
     for name, file in sorted(files.items()):
@@ -254,13 +255,6 @@ def _tensors_of(spec: str) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, tensor
 
 
-def _fetched(spec: str) -> list[Path]:
-    """The files that a hub id keeps its weights in, on this machine."""
-    with file_of(spec, INDEX):
-        index = _object(spec, INDEX)
-        names = files_named(index) if index else [WEIGHTS]
-    found = []
-    for name in names:
-        with file_of(spec, name):
-            found.append(Path(str(_cached(spec, name))))
-    return found
+def _fetched(spec: str, name: str) -> Path:
+    with file_of(spec, name):
+        return Path(str(_cached(spec, name)))

@@ -2,7 +2,7 @@
 
 Runners take the weights, and are held to the forward at load. transformers has the same classes, under the same names
 of modules and weights; to import them takes seconds and over a hundred megabytes, so they are for all other models.
-`tests/lm/test_plain_decoder.py` holds these to those.
+`tests/lm/test_gguf_weights.py` holds these to those.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ def _linear(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> nn.Lin
     return made
 
 
-class Norm(nn.Module):
-    """The root-mean-square norm, in float32."""
+class RmsNorm(nn.Module):
+    """Root-mean-square normalisation (Zhang, Sennrich 2019), in float32."""
 
-    def __init__(self, size: int, epsilon: float, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, epsilon: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(size, dtype=dtype))
         self._epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         scaled: torch.Tensor = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
-        return self.weight * scaled.to(x.dtype)
+        return (self.weight * scaled.to(x.dtype)).to(x.dtype)
 
 
 class Rotation(nn.Module):
@@ -111,7 +111,7 @@ class SelfAttention(nn.Module):
         self.k_proj = _linear(hidden, keys, inner, dtype)
         self.v_proj = _linear(hidden, keys, inner, dtype)
         self.o_proj = _linear(queries, hidden, config.attention_bias, dtype)
-        norms = (Norm(self.head_dim, config.rms_norm_eps, dtype) if family.head_norms else None for _ in range(2))
+        norms = (RmsNorm(self.head_dim, config.rms_norm_eps, dtype) if family.head_norms else None for _ in range(2))
         self.q_norm, self.k_norm = norms
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -154,8 +154,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = SelfAttention(config, family, dtype)
         self.mlp = Mlp(config, dtype)
-        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -169,7 +169,7 @@ class Body(nn.Module):
         unfilled = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
         self.embed_tokens: nn.Embedding = nn.Embedding.from_pretrained(unfilled)
         self.layers = nn.ModuleList(DecoderLayer(config, family, dtype) for _ in range(config.num_hidden_layers))
-        self.norm = Norm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.rotary_emb = Rotation(config)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -33,14 +33,17 @@ from specwire.core.model import (
 )
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
-from specwire.lm.gguf_weights import config_of, full_config_of, model_of_file
+from specwire.lm.gguf_weights import config_of, full_config_of, give_back_freed, given_back, model_of_file
 from specwire.lm.heads.head import Head
 from specwire.lm.heads.select import LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_cache import CachedLM, LanguageModel, Runner, Sizes
-from specwire.lm.kv_memory import (
+from specwire.lm.kv_cache import (
+    CachedLM,
     KvMemory,
+    LanguageModel,
+    Runner,
+    Sizes,
     SlotMemory,
     fitting_states,
     position_bytes,
@@ -48,6 +51,7 @@ from specwire.lm.kv_memory import (
     rows_of,
     slots_of_size,
 )
+from specwire.lm.linear import GROUP
 from specwire.lm.model_config import (
     CausalModel,
     ModelConfig,
@@ -73,7 +77,6 @@ from specwire.lm.model_files import (
     weights_fingerprint,
 )
 from specwire.lm.plain_decoder import PlainDecoder
-from specwire.lm.rounding import GROUP
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary, DraftVocabularyRunner
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.runners.select import (
@@ -86,7 +89,6 @@ from specwire.lm.runners.select import (
     trial_of,
 )
 from specwire.lm.runners.trial import Trial
-from specwire.lm.weights_file import give_back_freed, given_back
 from specwire.named_models import check_directory
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
@@ -159,7 +161,9 @@ def load_pretrained(
     memory.slots(slots)  # whoever asks for too much need not wait for weights
     model = _modules(spec, known.config, _dtype(dtype), target, plan.how.quantization)
     info, unassigned = _describe(spec, model, known, dtype, plan.how)
-    skimmed, head = _drafting(heads, model, info, plan.how)
+    layers = known.config.get_text_config().num_hidden_layers
+    skimmed = kept_layers(heads, layers) if heads is not None and plan.how.skims else ()
+    head = load_head(heads, model, info) if heads is not None and not skimmed else None
     if head is not None:
         memory = plan.with_head(head, known.context)
     if is_recurrent(known.config):
@@ -235,16 +239,6 @@ class ComputePlan:
         on_cpu = self.device.type == "cpu" and not self.how.compiled
         fits = self.how.runtime != TORCH and on_cpu and self.config.model_type in MODEL_TYPES
         return fits and find_spec("openvino") is not None
-
-
-def _drafting(
-    heads: str | None, model: CausalModel, info: ModelInfo, how: How
-) -> tuple[Sequence[int], LoadedHead | None]:
-    """What drafts beside the model: those of its own layers, or a head; neither for no `heads`."""
-    if heads is None:
-        return (), None
-    own = kept_layers(heads, model.config.get_text_config().num_hidden_layers) if how.skims else ()
-    return own, None if own else load_head(heads, model, info)
 
 
 @contextmanager
@@ -330,8 +324,7 @@ def load_gguf(
 
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
-    from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
-    from specwire.lm.runners.llamacpp.trial import gguf_trial
+    from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner, gguf_trial
 
     file = read_gguf(spec)
     positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
@@ -359,22 +352,16 @@ def load_gguf(
             "tolerance), so it is not served by llamacpp; --runtime torch or openvino computes it otherwise, and "
             "another build of llama.cpp may agree with itself"
         )
-    info = ModelInfo(
-        name=file.path.stem,
+    known = Outline(str(file.path), None, positions, text)
+    info, unassigned = _described(spec, known, file.dtype, weights.width, weights.eos_ids, fingerprint.result())
+    info = replace(
+        info,
         architecture=file.architecture,
-        vocabulary=vocabulary,
-        context=positions,
-        eos_ids=tuple(id_ for id_ in weights.eos_ids if id_ < vocabulary),
-        dtype=file.dtype,
+        eos_ids=tuple(id_ for id_ in info.eos_ids if id_ < vocabulary),
         device=f"gpu ({asked.gpu_layers} layers)" if asked.gpu_layers else "cpu",
-        weights_fingerprint=fingerprint.result(),
-        vocabulary_fingerprint=vocabulary_fingerprint(text.tokens),
         runtime=LLAMACPP,
-        tokenizer_json=text.tokenizer_json,
-        chat_template=text.chat_template,
-        special_tokens=text.special_tokens,
     )
-    return CachedLM(runner, info, count, sorted(set(range(vocabulary)) - text.tokens.keys()))
+    return CachedLM(runner, info, count, unassigned)
 
 
 def _over_slots(

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM, Runner, Sizes
+from specwire.lm.linear import LinearWeights
 from specwire.lm.runners.deterministic import ALONE, WIDTHS, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.hugging_face import HuggingFaceRunner
-from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.select import trial_of
 from specwire.lm.runners.trial import Trial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from transformers import PreTrainedModel
 
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners.decoder import MOST_COLUMNS, MOST_WASTE, leading
 from specwire.lm.runners.hugging_face import MOST_TOGETHER, HuggingFaceRunner, PaddedBatch
 from specwire.lm.runners.llama import LlamaRunner
-from tests.lm.models import TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
 
 SLOTS = 3
+# By our decoder, by the model's own modules, and by OpenVINO.
+COMPUTED = [("llama", "torch"), ("olmo", "torch"), ("llama", "openvino")]
 PATHS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3", "olmo", "gpt2"]
 
 
@@ -97,11 +101,11 @@ def test_bfloat16_stays_within_its_tolerance_of_float32(kind: str, tmp_path: Pat
     assert logits.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_logits_that_are_not_finite_cost_their_own_slot_only(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "runtime"), COMPUTED)
+def test_logits_that_are_not_finite_cost_their_own_slot_only(kind: str, runtime: str, tmp_path: Path) -> None:
     model = build(config(kind))
     poison(model, 7, float("nan"))
-    lm = load_model(save(model, tmp_path), slots=2)
+    lm = load_model(save(model, tmp_path), slots=2, runtime=runtime)
     text = [1, 3, 9, 4, 8]
     lm.forward([Feed(0, 0, text, 1), Feed(1, 0, text, 1)])
     logits = lm.forward([Feed(0, 5, [7, 3], 1), Feed(1, 5, [6, 3], 1)])
@@ -115,22 +119,14 @@ def test_logits_that_are_not_finite_cost_their_own_slot_only(kind: str, tmp_path
     torch.testing.assert_close(again[5], plain(model, [*text, 6, 3, 5])[-1], atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_a_feed_that_wants_no_logits_is_watched_too(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "runtime"), COMPUTED)
+def test_a_feed_that_wants_no_logits_is_watched_too(kind: str, runtime: str, tmp_path: Path) -> None:
     model = build(config(kind))
     poison(model, 7, float("inf"))
-    lm = load_model(save(model, tmp_path), slots=1)
+    lm = load_model(save(model, tmp_path), slots=1, runtime=runtime)
     assert lm.forward([Feed(0, 0, [1, 7, 2], 0)]).shape == (0, VOCABULARY)
     assert lm.failed == {0}
     assert lm.cached(0) == 0
-
-
-def test_a_discarded_slot_starts_empty(tmp_path: Path) -> None:
-    model, lm = _load("llama", tmp_path)
-    lm.forward([Feed(0, 0, [1, 2, 3], 1)])
-    lm.discard(0)
-    assert lm.cached(0) == 0
-    torch.testing.assert_close(lm.forward([Feed(0, 0, [4], 1)]), plain(model, [4]), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", ["llama", "olmo"])
@@ -148,9 +144,70 @@ def test_a_copied_prefix_is_gone_on_with_as_if_it_had_been_fed(kind: str, tmp_pa
     torch.testing.assert_close(lm.forward([Feed(1, 0, [4], 1)]), plain(model, [4]), atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_rows_do_not_depend_on_their_neighbours(tmp_path: Path) -> None:
-    """Packed layers compute a row alike at any width (measured on oneDNN); a loose bound, for other builds."""
-    _, lm = _load("llama", tmp_path)
-    text = [(3 * index) % VOCABULARY for index in range(16)]
-    together = lm.forward([Feed(0, 0, text, 16), Feed(1, 0, text[:5], 5)])
-    torch.testing.assert_close(together[:5], together[16:], atol=TOLERANCE, rtol=TOLERANCE)
+# ----------------------------------------------------------------------------------------------------------------------
+# Short feeds share one attention: each gets what it gets alone, wherever its slot lies, whatever the others are.
+
+MANY = 7
+
+
+def fed(slot: int, start: int, count: int = 1) -> Feed:
+    return Feed(slot, start, [1] * count, count)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "together"),
+    [
+        ([fed(3, 9)], 0),
+        ([fed(3, 9), fed(2, 4, 5)], 2),
+        ([fed(0, 9), fed(1, 9, MOST_COLUMNS)], 2),
+        ([fed(0, 9), fed(1, 9, MOST_COLUMNS + 1), fed(2, 9)], 0),
+        ([fed(0, 9), fed(2, 9), fed(1, 9, MOST_COLUMNS + 1), fed(3, 9)], 2),
+        ([fed(0, 99), fed(2 * MOST_WASTE - 1, 99)], 2),
+        ([fed(0, 99), fed(2 * MOST_WASTE, 99)], 0),
+        ([fed(0, 999), *(fed(slot, 9) for slot in range(1, 10))], 0),
+    ],
+)
+def test_those_are_taken_together_that_read_little_more_than_they_need(feeds: list[Feed], together: int) -> None:
+    assert leading(feeds) == together
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_any_walk_over_many_slots_gives_the_plain_forward(kind: str, tmp_path: Path) -> None:
+    model = build(config(kind))
+    texts = Texts(model, load_model(save(model, tmp_path), slots=MANY), seed=1)
+    for _ in range(40):
+        texts.step()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_together_and_one_by_one_are_the_same(dtype: str, tmp_path: Path) -> None:
+    """Slots out of order with gaps between them, texts and windows of all lengths, one of them a prompt's chunk."""
+    model = build(config("llama"))
+    folder = save(model, tmp_path)
+    one, many = (load_model(folder, slots=MANY, dtype=dtype) for _ in range(2))
+    chance = random.Random(3)
+    lengths = {5: 12, 1: 3, 2: 30, 6: 7}
+    for lm in (one, many):
+        for slot, length in lengths.items():
+            lm.forward([Feed(slot, 0, tokens_of(slot, 0, length), 0)])
+    feeds = [Feed(slot, length, tokens_of(slot, length, chance.randint(1, 6)), 1) for slot, length in lengths.items()]
+    feeds.append(Feed(3, 0, tokens_of(3, 0, MOST_COLUMNS + 4), 2))
+    assert leading(feeds) == len(lengths)
+    together = many.forward(feeds)
+    alone = torch.cat([one.forward([each]) for each in feeds])
+    loose = TOLERANCE if dtype == "float32" else float(alone.abs().max()) / 16
+    torch.testing.assert_close(together, alone, atol=loose, rtol=0.0)
+    check_goes_on(many, model.to(getattr(torch, dtype)), feeds, loose)
+
+
+def tokens_of(slot: int, start: int, count: int) -> list[int]:
+    return [(slot + 5 * position) % VOCABULARY for position in range(start, start + count)]
+
+
+def check_goes_on(lm: LanguageModel, model: PreTrainedModel, feeds: list[Feed], loose: float) -> None:
+    """What was filed is right, too."""
+    for each in feeds:
+        assert each.stop < CONTEXT
+        text = tokens_of(each.slot, 0, each.stop + 1)
+        got = lm.forward([Feed(each.slot, each.stop, text[each.stop :], 1)])
+        torch.testing.assert_close(got[0], plain(model, text)[-1], atol=loose, rtol=0.0)

@@ -14,11 +14,11 @@ from specwire.core.law import acceptance
 from specwire.core.law import noise as reference
 from specwire.core.law.acceptance import RowSampling, decide
 from specwire.core.law.noise import Key
-from specwire.core.law.sampling import Acceptance, History, Sampling
+from specwire.core.law.sampling import Acceptance, History, LogprobsOf, Sampling, report, rounded
 from specwire.core.law.sampling import log_probabilities as reference_log_p
 from specwire.core.messages import DraftToken
 from specwire.lm.law import sampler
-from specwire.lm.law.logits import log_probabilities
+from specwire.lm.law.logits import log_probabilities, logprobs
 from specwire.lm.law.sampler import LOUD, QUIET, LogitsSampler, choose, gumbel, loudest, uniform_integers
 
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
@@ -215,3 +215,42 @@ def test_rows_behind_a_wrong_guess_are_not_chosen_for_on_a_cpu() -> None:
     kept = 2 if sampler.on_cpu(logits) else 4
     assert [each.tokens for each in told] == [whole[:kept], whole, whole, whole[:1]]
     assert decide(told[0].tokens, right) == decide(whole, right)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reported log-probabilities are those of the numpy reference, whichever distribution they are of.
+
+TIED = torch.tensor([[0.0, 2.0, 2.0, -torch.inf, 2.0, 1.0]])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("of", LogprobsOf)
+def test_reports_equal_the_reference(of: LogprobsOf, temperature: float) -> None:
+    sampling = Sampling(
+        temperature, top_k=9, repetition_penalty=1.4, logit_bias=((2, 1.5),), logprobs=5, logprobs_of=of
+    )
+    logits = torch.randn(7, 40, generator=torch.Generator().manual_seed(3)) * 2
+    history = History([1, 2, 3], [4, 4])
+    rows = [RowSampling(5 + index, sampling, history.seen([7] * index), (0,)) for index in range(7)]
+    tokens = choose(logits, rows)
+    for got, row, line, token in zip(logprobs(logits, rows, tokens), rows, logits.numpy(), tokens, strict=True):
+        by_model = reference_log_p(line, Sampling())
+        processed = reference_log_p(line, sampling, row.seen, row.banned)
+        expected = report(by_model if of is LogprobsOf.MODEL else processed, token, 5)
+        assert [each for each, _ in got.top] == [each for each, _ in expected.top]
+        np.testing.assert_allclose([value for _, value in got.top], [value for _, value in expected.top], rtol=1e-6)
+        assert got.logprob == pytest.approx(expected.logprob, rel=1e-6)
+
+
+def test_of_equal_ids_the_lowest_are_reported_and_none_of_probability_0() -> None:
+    def top(count: int) -> list[int]:
+        (got,) = logprobs(TIED, [RowSampling(0, Sampling(logprobs=count))], [1])
+        return [token for token, _ in got.top]
+
+    assert (top(2), top(4), top(6)) == ([1, 2], [1, 2, 4, 5], [1, 2, 4, 5, 0])
+
+
+def test_without_top_ids_only_the_token_is_reported() -> None:
+    (got,) = logprobs(TIED, [RowSampling(0, Sampling(logprobs=0))], [0])
+    assert got.top == ()
+    assert got.logprob == rounded(reference_log_p(TIED[0].numpy(), Sampling())[0])

@@ -19,7 +19,6 @@ from specwire.core.model import ModelInfo
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners.compiled import Backend, Bucket, Buckets, CompiledRunner, packed
-from specwire.lm.runners.llama import Unsuited
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, capture_alone, config, plain, save
 from tests.lm.walk import Texts
 
@@ -192,25 +191,6 @@ def test_a_model_from_disk_is_compiled_and_serves_the_model_s_logits(
     text = [5, 9, 4, 8, 6]
     logits = torch.cat([lm.forward([Feed(0, 0, text[:2], 2)]), lm.forward([Feed(0, 2, text[2:], 3)])])
     torch.testing.assert_close(logits, plain(model, text), atol=TOLERANCE, rtol=TOLERANCE)
-
-
-def test_what_is_padded_is_written_to_the_spare_slot() -> None:
-    """A feed's row is its own number, or its slot's where there is a row for each slot."""
-    feed = Feed(1, 3, [7, 8], 1)
-    tokens, positions, places, slots = packed([feed], Bucket(2, 3, 8), context=8, spare=3).tolist()
-    assert tokens == [[7, 8, 0], [0, 0, 0]]
-    assert positions == [[3, 4, 0], [0, 0, 0]]
-    assert places == [[11, 12, 24], [24, 24, 24]]
-    assert slots == [[1, 1, 1], [3, 3, 3]]
-    tokens, positions, places, _ = packed([feed], Bucket(2, 3, 8), context=8, spare=2).tolist()
-    assert tokens == [[0, 0, 0], [7, 8, 0]]
-    assert positions == [[0, 0, 0], [3, 4, 0]]
-    assert places == [[16, 16, 16], [11, 12, 16]]
-
-
-def test_a_model_of_another_family_is_refused() -> None:
-    with pytest.raises((Unsuited, AttributeError)):
-        CompiledRunner(build(config("gpt2")), 1, CONTEXT, VOCABULARY, BUCKETS, backend="aot_eager")
 
 
 @pytest.mark.parametrize(

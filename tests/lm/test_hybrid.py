@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM
-from specwire.lm.kv_memory import ROWS, STATES, position_bytes, readable, rows_of
+from specwire.lm.kv_cache import ROWS, STATES, CachedLM, position_bytes, readable, rows_of
 from specwire.lm.runners import hybrid
 from specwire.lm.runners.hybrid import HybridRunner, KeptStates, slot_state_bytes, state_bytes
 from tests.lm.families import HYBRID

@@ -12,10 +12,11 @@ import torch
 
 from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
+from specwire.core.model import out_of_memory
 from specwire.core.policy.tunables import PREFILL_ROWS
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.kv_memory import MOST_SLOTS, KvMemory, SlotMemory, forget, position_bytes, readable, unused
+from specwire.lm.kv_cache import MOST_SLOTS, KvMemory, SlotMemory, forget, position_bytes, readable, unused
 from tests.lm.heads import test_mtp, test_slots
 from tests.lm.heads.medusa_by_hand import FORMATS, written
 from tests.lm.models import CONTEXT, build, config, save
@@ -151,3 +152,30 @@ def test_slots_take_memory_as_their_texts_grow(runtime: str, tmp_path: Path) -> 
     lm = load_model(folder, slots=32, runtime=runtime)
     assert lm.kv_bytes > 800_000_000
     assert resident() - before < lm.kv_bytes // 8
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# An allocator's failure is told apart from any other.
+
+
+def test_what_pytorch_raises_where_nothing_of_that_size_can_be_had() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert out_of_memory(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("Exception from src/inference: std::bad_alloc"),
+    ],
+)
+def test_what_others_raise(error: Exception) -> None:
+    assert out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("out of memory"), OSError("x")])
+def test_what_is_something_else(error: Exception) -> None:
+    assert not out_of_memory(error)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,19 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
-from demo_pair import DRAFT, TARGET, held_out_prompts
+from demo_pair import DRAFT
 from specwire.core.model import LLAMACPP, TreeFeed
-from specwire.lm import Feed, LanguageModel, ModelError, load_model
+from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.gguf_file import read_gguf
-from specwire.lm.kv_cache import CachedLM
+from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.runners.llamacpp import runner as llamacpp
-from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner
+from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaBatch, LlamaCppRunner, LlamaMemory, gguf_trial
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from specwire.text.tokenizer import encode, load_tokenizer
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
-from tests.lm.walk import DraftedTrees, Texts, Trees, last_rows
+from tests.lm.walk import Texts, Trees, last_rows
+from tests.real_models import GEMMA, NAMES, SMOL, real_model
 from tests.text import other_vocabularies
 
 pytestmark = pytest.mark.skipif(
@@ -105,14 +106,6 @@ def test_a_context_that_cannot_grow_is_told_as_a_want_of_memory(
             lm.forward([Feed(1, 0, [5] * 46, 1), Feed(2, 0, [5] * 46, 1)])
     (row,) = lm.forward([Feed(0, 20, text[20:], 1)])
     torch.testing.assert_close(row, plain(model, text)[-1], atol=1e-4, rtol=1e-4)
-
-
-def test_a_drafter_branches(tmp_path: Path) -> None:
-    model = build(config("llama"))
-    drafting = DraftedTrees(model, load(model, tmp_path), seed=3)
-    for _ in range(8):
-        drafting.step()
-    assert drafting.branches > 8
 
 
 def test_a_text_with_branches_is_not_harmed_by_another_that_is_not_finite(tmp_path: Path) -> None:
@@ -334,39 +327,107 @@ def test_models_without_positions_to_go_back_to_are_refused(
         load(build(config("llama")), tmp_path)
 
 
-# Drafts of the demo drafter that the demo target would accept, greedily.
+# ----------------------------------------------------------------------------------------------------------------------
+# On real files the trial takes them as they are, and refuses what would be computed otherwise.
 
-LEAST_ACCEPTANCE = {Type.F32: 1.0, Type.Q8_0: 0.97, Type.Q4_0: 0.8}
-
-
-@pytest.fixture(scope="module")
-def texts() -> list[list[int]]:
-    """Give texts as the target writes them, with their prompts."""
-    lm = load_model(str(TARGET), slots=1, context=512)
-    tokenizer = load_tokenizer(lm.info.tokenizer_json)
-    told = [encode(tokenizer, prompt.text) for prompt in held_out_prompts()[:6]]
-    for text in told:
-        lm.rollback(0, 0)
-        for _ in range(40):
-            text.append(int(lm.forward([Feed(0, lm.cached(0), text[lm.cached(0) :], 1)]).argmax()))
-    return told
+POSITIONS, KV = 768, "f16"
+Change = Callable[[pytest.MonkeyPatch], None]
 
 
-def hits(lm: LanguageModel, texts: Sequence[list[int]]) -> int:
-    """How many of the texts' last 40 tokens it guesses."""
-    count = 0
-    for text in texts:
-        lm.rollback(0, 0)
-        guessed = lm.forward([Feed(0, 0, text[:-1], 40)]).argmax(dim=1).tolist()
-        count += sum(guess == token for guess, token in zip(guessed, text[-40:], strict=True))
-    return count
+class RealFile:
+    """A real model's weights, and its trial: of one text at once, and a runner in pieces."""
+
+    def __init__(self, name: str) -> None:
+        self.file = read_gguf(real_model(name))
+        self.weights = GgufWeights(self.file)
+        self.sizes = Sizes(2, POSITIONS, self.weights.width)
+        self.trial = gguf_trial(self.weights, self.file, self.sizes, KV)
+
+    def deviation(self, weights: GgufWeights | None = None) -> float:
+        threads = torch.get_num_threads()
+        return self.trial.deviation(self.runner(weights or self.weights, threads), 2)
+
+    def runner(self, weights: GgufWeights, threads: int) -> LlamaCppRunner:
+        return LlamaCppRunner(weights, self.file, self.sizes, KV, threads)
 
 
-@pytest.mark.parametrize("kind", LEAST_ACCEPTANCE)
-def test_the_demo_drafter_is_accepted_in_fewer_bits_too(kind: Type, texts: list[list[int]], tmp_path: Path) -> None:
-    own = hits(load_model(str(DRAFT), slots=1, context=512), texts)
-    lm = load_model(written(DRAFT, tmp_path / "draft.gguf", kind), slots=1, context=512, runtime=LLAMACPP)
-    found = hits(lm, texts)
-    sys.stdout.write(f"\nof {40 * len(texts)} greedy tokens {kind.name} guesses {found}, safetensors {own}\n")
-    assert own > 40
-    assert found >= LEAST_ACCEPTANCE[kind] * own
+@pytest.fixture(scope="module", params=NAMES)
+def real(request: pytest.FixtureRequest) -> Iterator[RealFile]:
+    """Give each real file, with a trial of one thread: two would wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield RealFile(request.param)
+    torch.set_num_threads(before)
+
+
+def test_a_real_file_is_taken_and_takes_trees(real: RealFile) -> None:
+    runner = real.runner(real.weights, 1)
+    assert 0 <= real.trial.deviation(runner, 2) < 0.8
+    assert 0 <= real.trial.tree_deviation(runner, 2) < 0.8
+
+
+def wrong_base(patch: pytest.MonkeyPatch) -> None:
+    """Positions are turned by the usual base, not by the model's."""
+    right = LlamaCppRunner._parameters
+
+    def parameters(runner: LlamaCppRunner, *args: Any) -> Any:
+        made = right(runner, *args)
+        made.rope_freq_base = 10_000.0
+        return made
+
+    patch.setattr(LlamaCppRunner, "_parameters", parameters)
+
+
+def stale_row(patch: pytest.MonkeyPatch) -> None:
+    """A rollback leaves one row too many, and what follows stands one position too late."""
+    remove = LlamaMemory.remove
+    one_position_later(patch)
+    patch.setattr(LlamaMemory, "remove", lambda memory, slot, start: remove(memory, slot, start + (start > 0)))
+
+
+@pytest.mark.parametrize("fault", [wrong_base, stale_row])
+def test_a_fault_is_beyond_the_tolerance(real: RealFile, fault: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    assert real.deviation() > 1
+
+
+def no_rollback(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LlamaMemory, "remove", lambda *_: None)
+
+
+def one_position_later(patch: pytest.MonkeyPatch) -> None:
+    filled = LlamaBatch.filled
+
+    def later(batch: LlamaBatch, runs: Sequence[SequenceRun], count: int) -> Any:
+        return filled(batch, [run._replace(position=run.position + (run.position > 0)) for run in runs], count)
+
+    patch.setattr(LlamaBatch, "filled", later)
+
+
+@pytest.mark.parametrize("fault", [no_rollback, one_position_later])
+def test_a_fault_that_llama_cpp_sees_is_told(fault: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text has the positions from 0 on, without gaps: it computes nothing else."""
+    small = RealFile(SMOL)
+    fault(monkeypatch)
+    with pytest.raises(RuntimeError, match="inconsistent sequence positions"):
+        small.deviation()
+
+
+def test_a_window_that_is_ignored_is_beyond_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = RealFile(GEMMA)
+    assert real.weights.window == 512
+    llama = real.weights.library.functions
+    changed = (llama.llama_model_kv_override * 2)()
+    changed[0].key, changed[0].tag, changed[0].value.val_i64 = b"gemma3.attention.sliding_window", 0, POSITIONS
+    default = llama.llama_model_default_params
+
+    def parameters() -> Any:
+        made = default()
+        made.kv_overrides = ctypes.cast(changed, type(made.kv_overrides))
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llama, "llama_model_default_params", parameters)
+        whole = GgufWeights(real.file)
+    assert whole.window == POSITIONS
+    assert real.deviation(whole) > 1

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import BloomConfig, PreTrainedConfig, Starcoder2Config, T5Config, ZambaConfig
+from transformers import BloomConfig, PreTrainedConfig
 
 from deploy.cli.diagnosis.checks import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
@@ -29,7 +29,7 @@ from specwire.lm.model_config import quantized_by
 from specwire.lm.pretrained import _describe_files, outline
 from specwire.lm.runners import vllm
 from specwire.lm.runners.hugging_face import HuggingFaceRunner, SlotCache
-from tests.lm.models import COMMON, CONTEXT, ROTARY, VOCABULARY, build, config, plain, save
+from tests.lm.models import COMMON, CONTEXT, VOCABULARY, build, config, plain, save
 
 
 def test_info(tmp_path: Path) -> None:
@@ -79,29 +79,6 @@ def test_ids_that_no_token_has_are_masked(kind: str, tmp_path: Path) -> None:
 def _saved_config(made: PreTrainedConfig, folder: Path) -> str:
     made.save_pretrained(folder)
     return str(folder)
-
-
-def test_a_sliding_window_of_a_kind_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    folder = save(build(Starcoder2Config(**ROTARY, sliding_window=16)), tmp_path)
-    with pytest.raises(ModelError, match="sliding window of 16 positions, shorter than the context of 48"):
-        load_model(folder, slots=1)
-    lm = load_model(folder, slots=1, context=16)
-    assert lm.info.context == 16
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (
-            ZambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=3),
-            "hybrid layers, whose state cannot be",
-        ),
-        (T5Config(vocab_size=50, d_model=16, num_layers=1), "t5 models have an encoder"),
-    ],
-)
-def test_models_without_a_cache_by_position_are_refused(made: PreTrainedConfig, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=message):
-        load_model(_saved_config(made, tmp_path), slots=1)
 
 
 def test_a_model_that_states_no_length_needs_one(tmp_path: Path) -> None:

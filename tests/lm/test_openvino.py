@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import subprocess
 import sys
 import textwrap
@@ -21,19 +22,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from demo_pair import DRAFT, TARGET, held_out_prompts
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.kv_cache import CachedLM, Sizes
-from specwire.lm.kv_memory import position_bytes
+from specwire.lm.kv_cache import CachedLM, Sizes, position_bytes
 from specwire.lm.runners.openvino.graph import (
+    GRAIN,
+    MOST_PRICE,
     CompiledGraph,
     PagedGraph,
+    SteadyRows,
     compile_options,
     computed_in,
     name_ports,
+    price_of_change,
     traced,
 )
 from specwire.lm.runners.openvino.runner import OpenvinoRunner, rounds_activations
 from specwire.lm.runners.select import How, runner_for
-from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, config, plain, save
 from tests.lm.walk import Texts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,8 +45,6 @@ KINDS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3"]
 SLOTS = 3
 # Of logits of a few units, as `specwire.lm.model_config` has it.
 BFLOAT16_TOLERANCE = 1 / 16
-# Top two scores that two kernels may order differently.
-NEAR_TIE = 1e-4
 
 
 def _load(model: PreTrainedModel, folder: Path, slots: int = SLOTS, dtype: str = "float32") -> LanguageModel:
@@ -126,32 +128,6 @@ def test_bfloat16_is_native_where_the_processor_has_instructions_for_it() -> Non
 
 def _run(code: str, **environment: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT, env={**os.environ, **environment})
-
-
-def test_logits_that_are_not_finite_cost_their_own_slot_only(tmp_path: Path) -> None:
-    model = build(config("llama"))
-    poison(model, 7, float("nan"))
-    lm = _load(model, tmp_path, slots=2)
-    text = [1, 3, 9, 4, 8]
-    lm.forward([Feed(0, 0, text, 1), Feed(1, 0, text, 1)])
-    logits = lm.forward([Feed(0, 5, [7, 3], 1), Feed(1, 5, [6, 3], 1)])
-    assert lm.failed == {0}
-    assert lm.cached(0) == 0
-    torch.testing.assert_close(logits[1], plain(model, [*text, 6, 3])[-1], atol=TOLERANCE, rtol=TOLERANCE)
-
-    again = lm.forward([Feed(0, 0, text, 5), Feed(1, 7, [5], 1)])
-    assert lm.failed == frozenset()
-    torch.testing.assert_close(again[:5], plain(model, text), atol=TOLERANCE, rtol=TOLERANCE)
-    torch.testing.assert_close(again[5], plain(model, [*text, 6, 3, 5])[-1], atol=TOLERANCE, rtol=TOLERANCE)
-
-
-def test_a_feed_that_wants_no_logits_is_watched_too(tmp_path: Path) -> None:
-    model = build(config("llama"))
-    poison(model, 7, float("inf"))
-    lm = _load(model, tmp_path)
-    assert lm.forward([Feed(0, 0, [1, 7, 2], 0)]).shape == (0, VOCABULARY)
-    assert lm.failed == {0}
-    assert lm.cached(0) == 0
 
 
 def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,13 +283,6 @@ def test_the_weights_fingerprint_is_that_of_torch_and_the_runtime_is_named(tmp_p
         assert (ours.runtime, torchs.runtime) == ("openvino", "torch")
 
 
-def test_the_demo_target_says_what_it_says_on_torch_up_to_near_ties() -> None:
-    there = load_model(str(TARGET), slots=2, context=256)
-    here = load_model(str(TARGET), slots=2, context=256, runtime="openvino")
-    for prompt in held_out_prompts()[:3]:
-        _follow(there, here, _encoded(here, prompt.text), tokens=48)
-
-
 def test_far_positions_are_told_apart_in_bfloat16() -> None:
     """Their angles are more than bfloat16 can hold; rounded to it, logits are off by as much as they are large.
 
@@ -331,20 +300,6 @@ def test_far_positions_are_told_apart_in_bfloat16() -> None:
 def _encoded(lm: LanguageModel, text: str) -> list[int]:
     ids: list[int] = Tokenizer.from_str(lm.info.tokenizer_json.decode()).encode(text).ids
     return ids[-128:]
-
-
-def _follow(there: LanguageModel, here: LanguageModel, text: list[int], tokens: int) -> None:
-    """Decode greedily on one; at each position the other must choose the same, or the two best are a near-tie."""
-    for lm in (there, here):
-        lm.discard(1)
-    fed = 0
-    for _ in range(tokens):
-        feed = Feed(1, fed, text[fed:], 1)
-        one, other = (lm.forward([feed])[0] for lm in (there, here))
-        best, second = one.topk(2).values.tolist()
-        assert int(one.argmax()) == int(other.argmax()) or best - second <= NEAR_TIE
-        fed = len(text)
-        text = [*text, int(one.argmax())]
 
 
 def test_what_openvino_cannot_serve_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -446,3 +401,61 @@ def test_a_signal_is_survived_when_another_thread_has_dropped_the_last_model(tmp
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rows of padding against changes of shape, by numbers.
+
+
+def test_padding_until_it_has_cost_what_a_change_costs() -> None:
+    steady = SteadyRows(price=8)
+    assert [steady.shape(needed) for needed in (4, 1, 1, 1, 1, 4, 4, 3, 3)] == [4, 4, 4, 1, 1, 4, 4, 4, 4]
+
+
+def test_a_full_forward_begins_the_count_anew() -> None:
+    steady = SteadyRows(price=8)
+    assert [steady.shape(needed) for needed in (8, 1, 8, 1, 8, 1, 8, 1)] == [8] * 8
+
+
+def test_a_growth_is_to_a_multiple_where_a_change_costs_as_much() -> None:
+    assert [SteadyRows(price=GRAIN).shape(needed) for needed in (1, 3, 4, 5, 17, 512)] == [1, 3, 4, 8, 20, 512]
+    assert [SteadyRows(price=GRAIN - 1).shape(needed) for needed in (5, 17)] == [5, 17]
+
+
+def test_what_is_needed_all_the_time_is_what_is_computed() -> None:
+    """Nine sessions that decode plainly have nothing from rows of padding."""
+    steady = SteadyRows(price=8)
+    assert [steady.shape(9) for _ in range(6)] == [12, 12, 9, 9, 9, 9]
+
+
+def test_without_a_price_nothing_is_padded() -> None:
+    steady = SteadyRows(price=0)
+    assert [steady.shape(needed) for needed in (7, 1, 512, 3, 3)] == [7, 1, 512, 3, 3]
+
+
+@pytest.mark.parametrize("price", [0, 3, 16])
+def test_never_fewer_rows_than_needed_nor_more_padding_than_the_price(price: int) -> None:
+    chance, steady = random.Random(price), SteadyRows(price)
+    for _ in range(500):
+        needed = chance.randint(1, 40)
+        assert needed <= steady.shape(needed) <= needed + price
+
+
+class Runtime:
+    """Seconds of a forward: so much per row, so much where the shape is another than before."""
+
+    def __init__(self, row: float, change: float) -> None:
+        self.row, self.change, self.last = row, change, 0
+
+    def time(self, rows: int) -> float:
+        seconds = 1.0 + self.row * rows + (self.change if rows != self.last else 0.0)
+        self.last = rows
+        return seconds
+
+
+@pytest.mark.parametrize(
+    ("row", "change", "price"),
+    [(0.125, 1.0, 8), (0.125, 0.0, 0), (4.0, 1.0, 0), (0.0, 1.0, MOST_PRICE), (0.0, 0.0, 0), (0.001, 10.0, MOST_PRICE)],
+)
+def test_the_price_is_measured_in_rows(row: float, change: float, price: int) -> None:
+    assert price_of_change(Runtime(row, change).time) == price

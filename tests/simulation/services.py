@@ -26,9 +26,8 @@ from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
 from specwire.lm import Feed
 from specwire.lm.guesses import guesses
-from specwire.lm.heads.scripted import HeadedScript
 from specwire.lm.law.sampler import LogitsSampler
-from specwire.lm.scripted import EOS_ID, SPREAD, Row, Script, ScriptedLM
+from specwire.lm.scripted import EOS_ID, SPREAD, HeadedScript, Row, Script, ScriptedLM
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.service_thread import Stop
 from specwire.sim.verifier import SteppedEngine

@@ -10,7 +10,7 @@ import torch
 
 from specwire.core.messages import MOST_WINDOW
 from specwire.lm import Feed
-from specwire.lm.kv_memory import STATES, position_bytes
+from specwire.lm.kv_cache import STATES, position_bytes
 from specwire.lm.runners.hybrid import state_bytes
 from tests.lm.families import HYBRID
 from tests.lm.generated import COUNT, PROMPT, generated, without_end

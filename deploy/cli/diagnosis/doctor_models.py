@@ -20,7 +20,7 @@ from specwire.core.model import AUTO, AUTO_KV, INT8_DYNAMIC, LLAMACPP, OPENVINO,
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
-from specwire.lm.kv_memory import position_bytes, readable
+from specwire.lm.kv_cache import position_bytes, readable
 from specwire.lm.load import native_dtype, native_precision
 from specwire.lm.pretrained import outline
 from specwire.lm.runners.hybrid import slot_state_bytes

@@ -54,13 +54,13 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or go on with a training that was ended; returns the exit code."""
     # Imports torch, which a process that only parses arguments does not need.
-    from specwire.lm.training.course import Course, teach
+    from specwire.lm.training.head import HeadCourse, teach
 
     wrong = _refused(args)
     if wrong:
         say(f"specwire train-heads: error: {wrong}")
         return 2
-    course = Course(
+    course = HeadCourse(
         target=args.target,
         out=args.out,
         answers=args.answers,

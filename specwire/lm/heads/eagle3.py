@@ -13,7 +13,7 @@ Written is speculators' format.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
@@ -22,12 +22,27 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn.functional import silu
+from torch.nn import functional
 
 from specwire.core.model import ModelError
 from specwire.files import replaced_in
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors, read_config
+from specwire.lm.heads.layer import (
+    DEFAULT_ROPE,
+    HEAD_NORMS,
+    PARTS,
+    HeadLayer,
+    HeadLayers,
+    LayerConfig,
+    LayerRunner,
+    layer_sizes,
+    model_of,
+    rotations,
+)
+from specwire.lm.linear import LinearWeights, pack_rounded, weights_of
 from specwire.lm.model_files import INDEX
+from specwire.lm.plain_decoder import RmsNorm
+from specwire.lm.runners.decoder import FedRows, Model
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 KIND = "eagle3"
@@ -38,13 +53,12 @@ EMBEDDING = "embed_tokens.weight"
 TAPS = 3
 TAP_IDS = "eagle_aux_hidden_state_layer_ids"
 LLAMA, QWEN3 = LAYERS = ("llama", "qwen3")
-DEFAULT_ROPE = "default"
 # Tensors that say nothing more: the target's own, what `d2t` tells, and frequencies of the rotation.
 NEEDLESS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", f"{LAYER}self_attn.rotary_emb.inv_freq")
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle3Config:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config(LayerConfig):
     """Shapes, and where readers of the format differ.
 
     taps: hidden states are those that enter these layers of the target, counted from 0.
@@ -55,16 +69,8 @@ class Eagle3Config:
     rope: rotation of another kind than the default one, as transformers describes it; only the target's own is served.
     """
 
-    hidden: int
-    inner: int
-    heads: int
-    key_heads: int
-    head_dim: int
-    vocabulary: int
     draft_vocabulary: int
     taps: tuple[int, int, int]
-    eps: float = 1e-6
-    theta: float = 10_000.0
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
@@ -96,21 +102,12 @@ class Eagle3Config:
         def flag(key: str) -> bool:
             return (nested if key in nested else whole).flag(key)
 
-        vocabulary, heads, rope = (
-            layer.whole_number("vocab_size"),
-            layer.whole_number("num_attention_heads"),
-            _rope(layer),
-        )
+        sizes, rope = layer_sizes(layer), _rope(layer)
+        vocabulary = sizes["vocabulary"]
         config = cls(
-            hidden=layer.whole_number("hidden_size"),
-            inner=layer.whole_number("intermediate_size"),
-            heads=heads,
-            key_heads=layer.whole_number("num_key_value_heads", heads),
-            head_dim=layer.whole_number("head_dim", layer.whole_number("hidden_size") // heads),
-            vocabulary=vocabulary,
+            **sizes,
             draft_vocabulary=whole.whole_number("draft_vocab_size", vocabulary),
             taps=_taps(whole, nested, target_layers),
-            eps=layer.number("rms_norm_eps", 1e-6),
             theta=rope.number("rope_theta", layer.number("rope_theta", 10_000.0)),
             norm_before_residual=flag("norm_before_residual"),
             norm_before_fc=flag("norm_before_fc"),
@@ -125,8 +122,6 @@ class Eagle3Config:
             raise whole.wrong("fc_norm", "cannot be beside norm_before_fc: only one of the two is served")
         if config.draft_vocabulary > vocabulary:
             raise whole.wrong("draft_vocab_size", f"must be at most vocab_size, {vocabulary}")
-        if heads % config.key_heads:
-            raise layer.wrong("num_key_value_heads", f"{heads} heads cannot share {config.key_heads}")
         if config.head_dim % 2:
             raise layer.wrong("head_dim", f"must be even, not {config.head_dim}")
         return config
@@ -232,20 +227,6 @@ def _other_rope(layer: ConfigKeys, rope: ConfigKeys) -> dict[str, Any] | None:
     return {**own, "rope_type": kind, "rope_theta": theta}
 
 
-class RmsNorm(nn.Module):
-    """Root-mean-square normalisation (Zhang, Sennrich 2019), in float32."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self._eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-        return (scaled.to(x.dtype) * self.weight).to(x.dtype)
-
-
 class KeysValues(NamedTuple):
     """(batch, key heads, length, head_dim) each."""
 
@@ -253,7 +234,7 @@ class KeysValues(NamedTuple):
     values: torch.Tensor
 
 
-class Eagle3(nn.Module):
+class Eagle3(HeadLayer):
     """The head. Ids in and out are the target's, except those of `logits`, which are its own: `d2t` maps them.
 
     d2t[i]: what is to be added to its own id i. embed: the target's embedding, where the head brings none.
@@ -264,7 +245,6 @@ class Eagle3(nn.Module):
     def __init__(self, config: Eagle3Config, embed: torch.Tensor | None = None) -> None:
         super().__init__()
         self.config = config
-        both, queries, keys = 2 * config.hidden, config.heads * config.head_dim, config.key_heads * config.head_dim
         if embed is None:
             self.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
         else:
@@ -273,20 +253,8 @@ class Eagle3(nn.Module):
         self.input_norm = RmsNorm(config.fused, config.eps) if config.norm_before_fc else None
         parts = [RmsNorm(config.fused // TAPS, config.eps) for _ in range(TAPS)] if config.fc_norm else []
         self.fc_norm = nn.ModuleList(parts)
-        self.q_norm, self.k_norm = (
-            RmsNorm(config.head_dim, config.eps) if config.head_norms else None for _ in range(2)
-        )
-        self.input_layernorm = RmsNorm(config.hidden, config.eps)
         self.hidden_norm = RmsNorm(config.hidden, config.eps)
-        self.post_attention_layernorm = RmsNorm(config.hidden, config.eps)
-        self.q_proj = nn.Linear(both, queries, bias=False)
-        self.k_proj = nn.Linear(both, keys, bias=False)
-        self.v_proj = nn.Linear(both, keys, bias=False)
-        self.o_proj = nn.Linear(queries, config.hidden, bias=False)
-        self.gate_proj = nn.Linear(config.hidden, config.inner, bias=False)
-        self.up_proj = nn.Linear(config.hidden, config.inner, bias=False)
-        self.down_proj = nn.Linear(config.inner, config.hidden, bias=False)
-        self.norm = RmsNorm(config.hidden, config.eps)
+        self.add_layer(config, 2 * config.hidden, config.head_norms)
         self.lm_head = nn.Linear(config.hidden, config.draft_vocabulary, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.int64))
 
@@ -295,48 +263,17 @@ class Eagle3(nn.Module):
         fused: torch.Tensor = Fuse(self)(taps)
         return fused
 
-    def step(
-        self, features: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, before: Sequence[KeysValues] = ()
-    ) -> tuple[torch.Tensor, KeysValues]:
-        """One step for all places of texts at once, as in training-time test.
-
-        features: (batch, length, hidden), fused, or what the step before returned. tokens: (batch, length), those that
-        follow. positions: (length,), for rotation. before: of the steps before, the first of which has the text's.
-
-        Returns (batch, length, hidden), what the next step reads, and this step's keys and values.
-        """
+    def reads(self, features: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention reads of features and the tokens behind them, and the residual stream."""
         normed = self.hidden_norm(features)
-        residual = normed if self.config.norm_before_residual else features
-        both = torch.cat([self.input_layernorm(self.embed_tokens(tokens).to(features.dtype)), normed], dim=-1)
-        own = KeysValues(
-            rotated(self.split(self.k_proj(both), self.config.key_heads, self.k_norm), positions, self.config.theta),
-            self.split(self.v_proj(both), self.config.key_heads),
-        )
-        queries = self.split(self.q_proj(both), self.config.heads, self.q_norm)
-        queries = rotated(queries, positions, self.config.theta)
-        hidden = residual + self.o_proj(self._joined(attended(queries, [*before, own])))
+        embedded = functional.embedding(tokens, self.embed_tokens.weight).to(features.dtype)
+        both = torch.cat([self.input_layernorm(embedded), normed], -1)
+        return both, normed if self.config.norm_before_residual else features
+
+    def fed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
         normed = self.post_attention_layernorm(hidden)
-        out: torch.Tensor = hidden + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
-        return (self.norm(out) if self.config.norm_output else out), own
-
-    def unrolled(self, tokens: torch.Tensor, taps: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
-        """Logits of each step, (rows, places, draft vocabulary): place t reads taps at t and tokens from t + 1 on.
-
-        tokens: (rows, length). taps: (rows, length, 3 target_hidden). Places are those of which all steps are within.
-        """
-        places = tokens.shape[1] - depth - 1
-        features = self.fuse(taps[:, :places])
-        before: list[KeysValues] = []
-        for step in range(depth):
-            positions = torch.arange(step, step + places, device=tokens.device)
-            features, own = self.step(features, tokens[:, step + 1 : step + 1 + places], positions, before)
-            before.append(own)
-            yield self.logits(features)
-
-    def logits(self, out: torch.Tensor) -> torch.Tensor:
-        """(..., draft_vocabulary) of what a step returned."""
-        found: torch.Tensor = self.lm_head(out if self.config.norm_output else self.norm(out))
-        return found
+        out: torch.Tensor = hidden + self.down_proj(functional.silu(self.gate_proj(normed)) * self.up_proj(normed))
+        return out
 
     def target_ids(self, own: torch.Tensor) -> torch.Tensor:
         ids: torch.Tensor = own + self.d2t[own]
@@ -345,10 +282,6 @@ class Eagle3(nn.Module):
     def split(self, x: torch.Tensor, heads: int, norm: nn.Module | None = None) -> torch.Tensor:
         parted: torch.Tensor = x.unflatten(-1, (heads, self.config.head_dim))
         return (parted if norm is None else norm(parted)).transpose(1, 2)
-
-    @staticmethod
-    def _joined(x: torch.Tensor) -> torch.Tensor:
-        return x.transpose(1, 2).flatten(-2)
 
 
 class Fuse(nn.Module):
@@ -378,23 +311,74 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Ten
     return x * cos + turned * sin
 
 
-def attended(queries: torch.Tensor, steps: Sequence[KeysValues]) -> torch.Tensor:
-    """Of the first step a place sees the text up to itself, of each later one itself alone.
+# Over the slots of a target
 
-    queries: (batch, heads, length, head_dim).
+
+class Eagle3Layer(HeadLayers):
+    """norms: of the embedding, behind attention, before the output layer, of the state.
+
+    fused_norms: (parts, width of each) of the taps before they are fused; no parts where they are not normalised.
     """
-    share = queries.shape[1] // steps[0].keys.shape[1]
-    wide = [KeysValues(*(part.repeat_interleave(share, 1) for part in step)) for step in steps]
-    scale, length = queries.shape[-1] ** -0.5, queries.shape[2]
-    text = (queries @ wide[0].keys.transpose(-1, -2)) * scale
-    later = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
-    text = text.masked_fill(later, float("-inf"))
-    own = [(queries * step.keys).sum(-1, keepdim=True) * scale for step in wide[1:]]
-    weights = torch.cat([text, *own], -1).float().softmax(-1).to(queries.dtype)
-    found = weights[..., :length] @ wide[0].values
-    for number, step in enumerate(wide[1:], length):
-        found = found + weights[..., number : number + 1] * step.values
-    return found
+
+    def __init__(self, head: Eagle3, model: Model, cache: torch.Tensor) -> None:
+        super().__init__(head.config.shape, model, cache)
+        config = head.config
+        self.normed_residual, self.normed_output = config.norm_before_residual, config.norm_output
+        self.norms.append(head.hidden_norm.weight.detach())
+        norms = [*head.fc_norm] if head.input_norm is None else [head.input_norm]
+        weights = [norm.get_parameter("weight").detach() for norm in norms]
+        self.fused_norms = torch.stack(weights) if weights else torch.empty(0, 0)
+        self.fusing, (packed,) = pack_rounded([weights_of(head.fc)])
+        self.fuse_weight, self.fuse_bias = packed
+
+    def forward(
+        self, states: torch.Tensor, tokens: list[int], fed: FedRows, first: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the last token of each feed leads to: states (feeds, hidden), and logits (feeds, draft vocabulary).
+
+        states: (tokens, 3 target_hidden) of the target where `first`, else (tokens, hidden) of the step before; the one
+        at a row is of the position before its token's.
+        """
+        if first:
+            parts, width = self.fused_norms.size(0), self.fused_norms.size(1)
+            if parts > 0:
+                taps = functional.rms_norm(states.reshape(-1, parts, width), [width], None, self.epsilon)
+                states = taps.mul_(self.fused_norms).view(states.size(0), -1)
+            states = self.fusing(states, self.fuse_weight, self.fuse_bias)
+        ids = torch.tensor(tokens, dtype=torch.long, device=states.device)
+        normed = self._normed(3, states)
+        both = torch.cat((self._normed(0, functional.embedding(ids, self.embedding)), normed), dim=-1)
+        x = normed if self.normed_residual else states
+        x = x + self._attention(0, both, fed, self._lines(fed))
+        last = self._last(x + self._fed_forward(0, x), fed.counts)
+        normed = self._normed(2, last)
+        return normed if self.normed_output else last, self._multiply(4, normed)
+
+
+class Eagle3Runner(LayerRunner):
+    """A `Head`. served: ids from this one on are no tokens, and are not said."""
+
+    def __init__(
+        self,
+        head: Eagle3,
+        served: int,
+        slots: int,
+        context: int,
+        dtype: torch.dtype,
+        turns: torch.Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """turns: rotations of another kind than the default one, see `runners.decoder.Model`. device: the target's."""
+        config, head = head.config, head.to(device, dtype).eval()
+        ids = head.target_ids(torch.arange(config.draft_vocabulary, device=device))
+        said = ids < served
+        output = LinearWeights(head.lm_head.weight.detach()[said], None)
+        if turns is None:
+            turns = rotations(context, config.head_dim, config.head_dim, config.theta)
+        embedding, norm = head.embed_tokens.weight.detach(), head.norm.weight.detach()
+        model = model_of(head, config, embedding, norm, output, turns)
+        room = slots, context, dtype, device
+        super().__init__(lambda cache: Eagle3Layer(head, model, cache), config, config.fused, ids[said], room)
 
 
 # Files
@@ -407,38 +391,23 @@ def described(whole: Mapping[str, Any]) -> bool:
 
 def names(config: Eagle3Config) -> dict[str, str]:
     """What a tensor of the module is called in speculators' files."""
-    attention = {part: f"{LAYER}self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj")}
-    mlp = {part: f"{LAYER}mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")}
-    norms = {part: f"{LAYER}{part}" for part in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
-    whole = {part: part for part in ("embed_tokens", "fc", "norm", "lm_head")}
-    fused = {"input_norm": "input_norm"} if config.norm_before_fc else {}
-    fused |= {f"fc_norm.{tap}": f"fc_norm.{tap}" for tap in range(TAPS if config.fc_norm else 0)}
-    heads = {part: f"{LAYER}self_attn.{part}" for part in ("q_norm", "k_norm")} if config.head_norms else {}
-    parts = attention | mlp | norms | whole | fused | heads
-    return {f"{part}.weight": f"{name}.weight" for part, name in parts.items()}
+    parts = PARTS | {"hidden_norm": "hidden_norm"} | (HEAD_NORMS if config.head_norms else {})
+    layer = {part: f"{LAYER}{name}" for part, name in parts.items()}
+    whole = ["embed_tokens", "fc", "norm", "lm_head", *["input_norm"] * config.norm_before_fc]
+    whole += [f"fc_norm.{tap}" for tap in range(TAPS if config.fc_norm else 0)]
+    return {f"{part}.weight": f"{name}.weight" for part, name in (layer | dict(zip(whole, whole, strict=True))).items()}
 
 
 def shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     """Of the module's tensors, by their names there."""
-    hidden, queries, keys = config.hidden, config.heads * config.head_dim, config.key_heads * config.head_dim
-    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
-    found = {
-        "embed_tokens": (config.vocabulary, hidden),
-        "fc": (hidden, config.fused),
-        "q_proj": (queries, 2 * hidden),
-        "k_proj": (keys, 2 * hidden),
-        "v_proj": (keys, 2 * hidden),
-        "o_proj": (hidden, queries),
-        "gate_proj": (config.inner, hidden),
-        "up_proj": (config.inner, hidden),
-        "down_proj": (hidden, config.inner),
-        "lm_head": (config.draft_vocabulary, hidden),
-        "input_norm": (config.fused,),
-        **{f"fc_norm.{tap}": (config.fused // TAPS,) for tap in range(TAPS)},
-        **dict.fromkeys(norms, (hidden,)),
-        **dict.fromkeys(("q_norm", "k_norm"), (config.head_dim,)),
+    return config.parts(2 * config.hidden) | {
+        EMBEDDING: (config.vocabulary, config.hidden),
+        FUSED: (config.hidden, config.fused),
+        "lm_head.weight": (config.draft_vocabulary, config.hidden),
+        "hidden_norm.weight": (config.hidden,),
+        "input_norm.weight": (config.fused,),
+        **{f"fc_norm.{tap}.weight": (config.fused // TAPS,) for tap in range(TAPS)},
     }
-    return {f"{name}.weight": shape for name, shape in found.items()}
 
 
 def load(folder: Path, target_layers: int, embed: torch.Tensor) -> Eagle3:
@@ -455,7 +424,8 @@ def load(folder: Path, target_layers: int, embed: torch.Tensor) -> Eagle3:
         own = called.pop(EMBEDDING)
         if embed.shape != needed[own]:
             raise stored.wrong(own, f"is not there, and the target's is {tuple(embed.shape)}, not {needed[own]}")
-    _check_names(stored, {*called.values(), EMBEDDING, "d2t"})
+    known = {*called.values(), *NEEDLESS, EMBEDDING, "d2t"}
+    stored.check_names(known, "an EAGLE-3 head as its config.json describes it")
     for own, name in called.items():
         stored.check(name, needed[own])
     state = {own: stored.weights(name, needed[own]) for own, name in called.items()}
@@ -472,13 +442,6 @@ def _stored(folder: Path) -> Tensors:
     if not readable and (folder / PICKLED).exists():
         raise ModelError(f"{folder / PICKLED}: is a pickle, which is not read; docs/MODELS.md says how to convert it")
     return Tensors.of_folder(folder, lambda name: name.replace(ORIGINAL_LAYER, LAYER))
-
-
-def _check_names(stored: Tensors, known: set[str]) -> None:
-    """ModelError for what would be left out silently: biases, more layers, scales of rounded weights."""
-    for name in stored:
-        if name not in known and name not in NEEDLESS:
-            raise stored.wrong(name, "is not part of an EAGLE-3 head as its config.json describes it")
 
 
 def _offsets(stored: Tensors, config: Eagle3Config) -> torch.Tensor:

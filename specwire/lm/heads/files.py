@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, NamedTuple
@@ -45,45 +45,41 @@ class ConfigKeys:
 
     def whole_number(self, key: str, default: int | None = None, least: int = 1) -> int:
         """default: None where the key is needed."""
-        found = self.any(key, default)
-        if not isinstance(found, int) or isinstance(found, bool):
-            raise self.wrong(key, f"must be a whole number, not {short(found)}")
+        found = int(self._told(key, default, int, "a whole number"))
         if found < least:
             raise self.wrong(key, f"must be at least {least}, not {short(found)}")
         return found
 
     def whole_numbers(self, key: str) -> list[int] | None:
-        if key not in self:
+        found: Any = self.any(key)
+        if found is None:
             return None
-        found = self._given[key]
-        if not isinstance(found, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
+        if not isinstance(found, list) or not all(type(one) is int for one in found):
             raise self.wrong(key, f"must be a list of whole numbers, not {short(found)}")
         return found
 
     def number(self, key: str, default: float) -> float:
         """Above 0, and finite."""
-        found = self.any(key, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= sys.float_info.max:
+        found = self._told(key, default, int | float, "a number above 0")
+        if not 0 < found <= sys.float_info.max:
             raise self.wrong(key, f"must be a number above 0, not {short(found)}")
         return float(found)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        found = self.any(key, default)
-        if not isinstance(found, bool):
-            raise self.wrong(key, f"must be true or false, not {short(found)}")
-        return found
+        return bool(self._told(key, default, bool, "true or false"))
 
     def text(self, key: str, default: str) -> str:
+        return str(self._told(key, default, str, "text"))
+
+    def _told(self, key: str, default: Any, kind: Any, what: str) -> Any:
         found = self.any(key, default)
-        if not isinstance(found, str):
-            raise self.wrong(key, f"must be text, not {short(found)}")
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            raise self.wrong(key, f"must be {what}, not {short(found)}")
         return found
 
     def object(self, key: str) -> ConfigKeys:
         """One without keys where it is not there."""
-        found = self.any(key, {})
-        if not isinstance(found, dict):
-            raise self.wrong(key, f"must be an object, not {short(found)}")
+        found = self._told(key, {}, dict, "an object")
         return ConfigKeys(self.path, found, f"{self._within}{key}.")
 
     def any(self, key: str, default: Any = None) -> Any:
@@ -171,6 +167,12 @@ class Tensors:
         shape = self.shape(name)
         if shape not in shapes:
             raise self.wrong(name, f"is {shape}, not {' or '.join(str(each) for each in dict.fromkeys(shapes))}")
+
+    def check_names(self, known: Collection[str], what: str) -> None:
+        """ModelError for what would be left out silently: biases, more layers, scales of rounded weights."""
+        for name in self:
+            if name not in known:
+                raise self.wrong(name, f"is not part of {what}")
 
     def _header(self, name: str) -> tuple[tuple[int, ...], str]:
         """Its shape and type of numbers."""

@@ -30,7 +30,7 @@ the same names: `medusa_lm_head.safetensors` or `model.safetensors`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from torch.nn import functional
 from specwire.core.model import Feed, ModelError
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors
 from specwire.lm.heads.head import HeadStep, SteppedHead
-from specwire.lm.runners.linear import LinearWeights, pack_rounded
+from specwire.lm.linear import LinearWeights, pack_rounded, weights_of
 
 MEDUSA, HYDRA = "medusa", "hydra"
 FILES = {MEDUSA: "medusa_lm_head", HYDRA: "hydra_lm_head"}
@@ -68,7 +68,7 @@ class MedusaConfig:
     heads: how many tokens they guess. layers: of each. tap: of the target, see `specwire.lm.runners.decoder.Decoder`;
     normed: it is read behind the target's last norm. grounded: embeddings are read (Hydra's). bias, output_bias: of
     residual and output layers. shared: all heads have one output layer, named so or with equal weights.
-    draft_vocabulary: ids that they can say. scale: of logits.
+    draft_vocabulary: ids that they can say. scale: of logits, which output layers have.
     """
 
     kind: str
@@ -140,12 +140,8 @@ class Medusa(nn.Module):
 
     def logits(self, head: int, read: torch.Tensor) -> torch.Tensor:
         """(..., draft vocabulary) of what 0-based `head` reads."""
-        return self.said(head, self.blocks[head](read))
-
-    def said(self, head: int, x: torch.Tensor) -> torch.Tensor:
-        """The same of what its residual layers make of that."""
-        found: torch.Tensor = self.outputs[0 if self.config.shared else head](x)
-        return found if self.config.scale == 1.0 else found * self.config.scale
+        found: torch.Tensor = self.outputs[0 if self.config.shared else head](self.blocks[head](read))
+        return found
 
 
 # Over the slots of a target
@@ -210,15 +206,10 @@ def packed(head: Medusa, dtype: torch.dtype) -> Medusa:
         if isinstance(child, nn.Linear)
     ]
     cast = [child.to(dtype) for _, _, child in found]
-    product, layers = pack_rounded([_linear(child) for child in cast])
+    product, layers = pack_rounded([weights_of(child) for child in cast])
     for (parent, name, _), layer in zip(found, layers, strict=True):
         setattr(parent, name, PackedLayer(product, layer))
     return head
-
-
-def _linear(layer: nn.Linear) -> LinearWeights:
-    bias: torch.Tensor | None = layer.bias  # None where it has none, which its type does not tell
-    return LinearWeights(layer.weight.detach(), None if bias is None else bias.detach())
 
 
 # Files
@@ -248,11 +239,12 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
         if own.startswith(OUTPUTS):
             tensor = stored.weights(name, (len(ids), *shape), (told.vocabulary, *shape))
             tensor = (tensor[ids] if len(tensor) > len(ids) else tensor)[said]
+            tensor = tensor if told.scale == 1.0 else tensor * told.scale
             first = state.setdefault(_first(own), tensor)
             state[own] = first if first.dtype == tensor.dtype and torch.equal(first, tensor) else tensor
         else:
             state[own] = stored.weights(name, shape)
-    _check_names(stored, known)
+    stored.check_names({*known, *NEEDLESS}, "the heads as config.json describes them")
     further = [own for own in state if own != _first(own)]
     shared = told.shared or (len(further) > 0 and all(state[own] is state[_first(own)] for own in further))
     for own in further if shared else ():
@@ -266,13 +258,6 @@ def load(folder: Path, config: Mapping[str, Any], layers: int, embed: torch.Tens
 def _first(own: str) -> str:
     """Of an output layer's tensor the first head's; of any other itself."""
     return f"{OUTPUTS}0.{own.rpartition('.')[2]}" if own.startswith(OUTPUTS) else own
-
-
-def _check_names(stored: Tensors, known: Collection[str]) -> None:
-    """ModelError for what would be left out silently: more layers, scales of rounded weights."""
-    for name in stored:
-        if name not in known and name not in NEEDLESS:
-            raise stored.wrong(name, "is not part of the heads as config.json describes them")
 
 
 def _weights(folder: Path, kind: str) -> Path:

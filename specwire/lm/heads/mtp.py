@@ -25,11 +25,22 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specwire.lm.heads.eagle3 import RmsNorm
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Stored, Tensors, tensor_files
-from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.heads.layer import (
+    DEFAULT_ROPE,
+    HEAD_NORMS,
+    PARTS,
+    HeadLayer,
+    HeadLayers,
+    LayerConfig,
+    LayerRunner,
+    layer_sizes,
+    model_of,
+)
+from specwire.lm.linear import LinearWeights, PlainLinear, pack_rounded, weights_of
+from specwire.lm.plain_decoder import RmsNorm
+from specwire.lm.runners.decoder import FedRows, Model
 
-DEFAULT_ROPE = "default"
 # Model types whose norms multiply by 1 + weight.
 ZERO_CENTRED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
 
@@ -67,11 +78,8 @@ MIMO = MtpStyle(
     normed=False,
 )
 STYLES = (QWEN3_NEXT, MIMO)
-LINEARS = tuple(f"self_attn.{part}_proj" for part in "qkvo") + tuple(
-    f"mlp.{part}_proj" for part in ("gate", "up", "down")
-)
-NORMS = ("input_layernorm", "post_attention_layernorm")
-HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+# In place of a gate, where there is none.
+NO_GATE = LinearWeights(torch.empty(0), None)
 # Parts of names of what is not served, and what they are of.
 FOREIGN = (
     ("layers.1.", "a second layer"),
@@ -82,35 +90,18 @@ FOREIGN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MtpConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpConfig(LayerConfig):
     """Shapes of the target whose layer it is. turned: dimensions of a head that are rotated.
 
     rope: rotation of a kind other than the default one, which must be the target's.
     zero_centred: norms multiply by 1 + weight.
     """
 
-    hidden: int
-    inner: int
-    heads: int
-    key_heads: int
-    head_dim: int
-    vocabulary: int
     layers: int
-    eps: float
-    theta: float
     turned: int
     rope: str
     zero_centred: bool
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Of the target: what leaves its last layer."""
-        return (self.layers,)
-
-    @property
-    def draft_vocabulary(self) -> int:
-        return self.vocabulary
 
     @classmethod
     def read(cls, folder: Path, whole: Mapping[str, Any]) -> MtpConfig:
@@ -121,24 +112,15 @@ class MtpConfig:
         activation = text.text("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise text.wrong("hidden_act", f"only silu is served in MTP layers, not {activation!r}")
-        hidden, heads = text.whole_number("hidden_size"), text.whole_number("num_attention_heads")
-        head_dim = text.whole_number("head_dim", hidden // heads)
-        key_heads = text.whole_number("num_key_value_heads", heads)
-        if heads % key_heads:
-            raise text.wrong("num_key_value_heads", f"{heads} heads cannot share {key_heads}")
+        sizes = layer_sizes(text)
+        head_dim = sizes["head_dim"]
         partial = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", 1.0))
         turned = int(head_dim * partial)
         if turned % 2 or not 0 < turned <= head_dim or head_dim % 2:
             raise text.wrong("partial_rotary_factor", f"{turned} of {head_dim} dimensions cannot be rotated")
         return cls(
-            hidden=hidden,
-            inner=text.whole_number("intermediate_size"),
-            heads=heads,
-            key_heads=key_heads,
-            head_dim=head_dim,
-            vocabulary=text.whole_number("vocab_size"),
+            **sizes,
             layers=text.whole_number("num_hidden_layers"),
-            eps=text.number("rms_norm_eps", 1e-6),
             theta=rope.number("rope_theta", text.number("rope_theta", 10_000.0)),
             turned=turned,
             rope=rope.text("rope_type", rope.text("type", DEFAULT_ROPE)),
@@ -146,35 +128,24 @@ class MtpConfig:
         )
 
 
-class MtpLayer(NamedTuple):
-    """Weights as they are stored, but for norms, which multiply as they are.
+class Mtp(HeadLayer):
+    """The layer of a checkpoint. Norms multiply as they are. gate: of attention's result, for Qwen3-Next."""
 
-    gate: of attention's result, for Qwen3-Next. head_norms: of queries and of keys.
-    """
+    def __init__(
+        self, config: MtpConfig, style: MtpStyle, gated: bool, head_norms: bool, biased: Collection[str]
+    ) -> None:
+        super().__init__()
+        self.config, self.style = config, style
+        self.embedding_norm, self.state_norm = (RmsNorm(config.hidden, config.eps) for _ in range(2))
+        self.fuse = nn.Linear(2 * config.hidden, config.hidden, bias="fuse" in biased)
+        self.add_layer(config, config.hidden, head_norms, biased)
+        queries = config.heads * config.head_dim
+        self.gate = nn.Linear(config.hidden, queries, bias="gate" in biased) if gated else None
 
-    embedding_norm: torch.Tensor
-    state_norm: torch.Tensor
-    fuse: LinearWeights
-    attention_norm: torch.Tensor
-    q: LinearWeights
-    k: LinearWeights
-    v: LinearWeights
-    gate: LinearWeights | None
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None
-    output: LinearWeights
-    mlp_norm: torch.Tensor
-    mlp_gate: LinearWeights
-    up: LinearWeights
-    down: LinearWeights
-    norm: torch.Tensor
-
-
-class Mtp(NamedTuple):
-    """The layer of a checkpoint."""
-
-    config: MtpConfig
-    style: MtpStyle
-    layer: MtpLayer
+    def columns(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the fused product: those of the state, and those of the embedding."""
+        first, second = self.fuse.weight.detach().chunk(2, dim=1)
+        return (first, second) if self.style.state_first else (second, first)
 
 
 def style_of(names: Collection[str]) -> MtpStyle | None:
@@ -186,18 +157,40 @@ def load(folder: Path, style: MtpStyle, config: MtpConfig) -> Mtp:
     """Read the layer. Raises ModelError, which names file and tensor."""
     files = Tensors(folder, {name: Stored(path, name) for name, path in tensor_files(folder).items()})
     _check_names(style, files)
-    return Mtp(config, style, _layer(style, config, files))
-
-
-def _linear(files: Tensors, name: str, out: int, into: int) -> LinearWeights:
-    bias = f"{name}.bias"
-    weight = files.weights(f"{name}.weight", (out, into))
-    return LinearWeights(weight, files.weights(bias, (out,)) if bias in files else None)
+    names = {own: f"{style.layer}{part}" for own, part in PARTS.items()} | {"fuse": style.fuse, "norm": style.norm}
+    names |= {"embedding_norm": style.embedding_norm, "state_norm": style.state_norm}
+    head_norms = {own: f"{style.layer}{part}" for own, part in HEAD_NORMS.items()}
+    if any(f"{name}.weight" in files for name in head_norms.values()):
+        names |= head_norms
+    hidden = config.hidden
+    needed = config.parts(hidden) | {"fuse.weight": (hidden, 2 * hidden)}
+    needed |= dict.fromkeys(("embedding_norm.weight", "state_norm.weight"), (hidden,))
+    queries = 2 * config.heads * config.head_dim
+    gated = files.shape(f"{names['q_proj']}.weight") == (queries, hidden)
+    if gated:
+        needed["q_proj.weight"] = queries, hidden
+    state: dict[str, torch.Tensor] = {}
+    for own, name in names.items():
+        shape = needed[f"{own}.weight"]
+        weight = files.weights(f"{name}.weight", shape)
+        state[f"{own}.weight"] = 1 + weight.float() if config.zero_centred and "norm" in own else weight
+        if f"{name}.bias" in files and len(shape) == 2:
+            state[f"{own}.bias"] = files.weights(f"{name}.bias", shape[:1])
+    for kind in ("weight", "bias") if gated else ():
+        if (both := state.get(f"q_proj.{kind}")) is not None:
+            # Each head's query and its gate, one behind the other.
+            parts = both.unflatten(0, (config.heads, 2, -1))
+            state[f"q_proj.{kind}"], state[f"gate.{kind}"] = (parts[:, half].flatten(0, 1) for half in (0, 1))
+    with torch.device("meta"):
+        biased = {name.removesuffix(".bias") for name in state if name.endswith(".bias")}
+        layer = Mtp(config, style, gated, "q_norm" in names, biased)
+    layer.load_state_dict(state, assign=True)
+    return layer.requires_grad_(False)
 
 
 def _check_names(style: MtpStyle, files: Tensors) -> None:
     """ModelError for tensors that a layer of the Llama family does not have."""
-    known = {f"{style.layer}{part}" for part in (*LINEARS, *NORMS, *HEAD_NORMS)}
+    known = {f"{style.layer}{part}" for part in (PARTS | HEAD_NORMS).values()}
     known |= {style.embedding_norm, style.state_norm, style.fuse, style.norm}
     names = {f"{name}{end}" for name in known for end in (".weight", ".bias")}
     for name in sorted(files):
@@ -206,92 +199,78 @@ def _check_names(style: MtpStyle, files: Tensors) -> None:
             raise files.wrong(name, f"is of {of}, which is not served with MTP")
 
 
-def _layer(style: MtpStyle, config: MtpConfig, files: Tensors) -> MtpLayer:
-    layer = style.layer
-    hidden, size = config.hidden, config.head_dim
-    queries, keys = config.heads * size, config.key_heads * size
-
-    def norm(name: str, width: int = hidden) -> torch.Tensor:
-        weight = files.weights(f"{name}.weight", (width,))
-        return 1 + weight.float() if config.zero_centred else weight
-
-    gate = None
-    name = f"{layer}self_attn.q_proj"
-    if files.shape(f"{name}.weight") == (2 * queries, hidden):
-        # Each head's query and its gate, one behind the other.
-        both = _linear(files, name, 2 * queries, hidden)
-        q, gate = (_half(both, config.heads, half) for half in (0, 1))
-    else:
-        q = _linear(files, name, queries, hidden)
-    names = [f"{layer}{part}" for part in HEAD_NORMS]
-    head_norms = None
-    if any(f"{part}.weight" in files for part in names):
-        head_norms = norm(names[0], size), norm(names[1], size)
-    return MtpLayer(
-        embedding_norm=norm(style.embedding_norm),
-        state_norm=norm(style.state_norm),
-        fuse=_linear(files, style.fuse, hidden, 2 * hidden),
-        attention_norm=norm(f"{layer}input_layernorm"),
-        q=q,
-        k=_linear(files, f"{layer}self_attn.k_proj", keys, hidden),
-        v=_linear(files, f"{layer}self_attn.v_proj", keys, hidden),
-        gate=gate,
-        head_norms=head_norms,
-        output=_linear(files, f"{layer}self_attn.o_proj", hidden, queries),
-        mlp_norm=norm(f"{layer}post_attention_layernorm"),
-        mlp_gate=_linear(files, f"{layer}mlp.gate_proj", config.inner, hidden),
-        up=_linear(files, f"{layer}mlp.up_proj", config.inner, hidden),
-        down=_linear(files, f"{layer}mlp.down_proj", hidden, config.inner),
-        norm=norm(style.norm),
-    )
-
-
-def _half(both: LinearWeights, heads: int, half: int) -> LinearWeights:
-    weight = both.weight.unflatten(0, (heads, 2, -1))[:, half].flatten(0, 1)
-    bias = None if both.bias is None else both.bias.unflatten(0, (heads, 2, -1))[:, half].flatten()
-    return LinearWeights(weight, bias)
-
-
-# The fused product in two: of the states, which are known a step earlier, and of the embeddings.
-
-
 class StatePart(nn.Module):
-    """What the layer fuses of the states (..., hidden) that it reads: normalised, times their columns."""
+    """What the layer fuses of the states (..., hidden) that it reads: normalised, times their columns.
+
+    They are known a step before the embeddings are.
+    """
 
     def __init__(self, mtp: Mtp) -> None:
         super().__init__()
-        self._norm = _norm_of(mtp.layer.state_norm, mtp.config.eps)
-        self._weight = nn.Parameter(_columns(mtp)[0].contiguous(), requires_grad=False)
+        self._norm, self._weight = mtp.state_norm, nn.Parameter(mtp.columns()[0].contiguous(), requires_grad=False)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return functional.linear(self._norm(states), self._weight)
 
 
-class EmbeddingPart(nn.Module):
-    """Likewise of the embeddings, and what is added to both."""
-
-    def __init__(self, mtp: Mtp) -> None:
-        super().__init__()
-        self._norm = _norm_of(mtp.layer.embedding_norm, mtp.config.eps)
-        self._layer = LinearWeights(_columns(mtp)[1].contiguous(), mtp.layer.fuse.bias)
-
-    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
-        return functional.linear(self._norm(embedded), *self._layer)
-
-
 def told_of(mtp: Mtp, norm: torch.Tensor) -> nn.Module:
     """What a target's graph tells of its last layer's output, for the MTP layer. norm: the target's last one."""
-    part = StatePart(mtp)
-    return nn.Sequential(_norm_of(norm, mtp.config.eps), part) if mtp.style.normed else part
+    if not mtp.style.normed:
+        return StatePart(mtp)
+    last = RmsNorm(len(norm), mtp.config.eps)
+    last.weight = nn.Parameter(norm, requires_grad=False)
+    return nn.Sequential(last, StatePart(mtp))
 
 
-def _norm_of(weight: torch.Tensor, eps: float) -> RmsNorm:
-    norm = RmsNorm(len(weight), eps)
-    norm.weight = nn.Parameter(weight, requires_grad=False)
-    return norm
+# Over the slots of a target
 
 
-def _columns(mtp: Mtp) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the fused product: those of the state, and those of the embedding."""
-    first, second = mtp.layer.fuse.weight.chunk(2, dim=1)
-    return (first, second) if mtp.style.state_first else (second, first)
+class MtpDecoder(HeadLayers):
+    """norms: of a decoder layer, the target's, the embedding's, the state's, and the last one."""
+
+    def __init__(self, mtp: Mtp, model: Model, cache: torch.Tensor) -> None:
+        super().__init__(mtp.config.shape, model, cache)
+        self.state_first, self.normed_states = mtp.style.state_first, mtp.style.normed
+        self.norms += [norm.weight.detach() for norm in (mtp.embedding_norm, mtp.state_norm, mtp.norm)]
+        self.fusing, (packed,) = pack_rounded([weights_of(mtp.fuse)])
+        self.fuse_weight, self.fuse_bias = packed
+        self.gated = mtp.gate is not None
+        self.gating, (gate,) = (PlainLinear(), [NO_GATE]) if mtp.gate is None else pack_rounded([weights_of(mtp.gate)])
+        self.gate_weight, self.gate_bias = gate
+
+    def forward(
+        self, states: torch.Tensor, tokens: list[int], fed: FedRows, first: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the last token of each feed leads to: states (feeds, hidden), and logits (feeds, vocabulary).
+
+        states: (tokens, hidden), of the target before its final norm where `first`, else of the step before.
+        """
+        if first and self.normed_states:
+            states = self._normed(2, states)
+        ids = torch.tensor(tokens, dtype=torch.long, device=states.device)
+        embedded = self._normed(3, functional.embedding(ids, self.embedding))
+        states = self._normed(4, states)
+        parts = [states, embedded] if self.state_first else [embedded, states]
+        x = self.fusing(torch.cat(parts, dim=-1), self.fuse_weight, self.fuse_bias)
+        normed = self._normed(0, x)
+        found = self._gathered(0, normed, fed, self._lines(fed))
+        if self.gated:
+            found = found * torch.sigmoid(self.gating(normed, self.gate_weight, self.gate_bias))
+        x = x + self._multiply(1, found)
+        last = self._normed(5, self._last(x + self._fed_forward(0, x), fed.counts))
+        return last, self._multiply(4, last)
+
+
+class MtpRunner(LayerRunner):
+    """A `Head`."""
+
+    def __init__(self, mtp: Mtp, target: Model, slots: int, context: int, dtype: torch.dtype) -> None:
+        """target: without its layers; its rotations are the layer's."""
+        config, device = mtp.config, target.embedding.device
+        mtp = mtp.to(device, dtype)
+        weight, bias = target.head
+        output = LinearWeights(weight.to(dtype), None if bias is None else bias.to(dtype))
+        embedding, norm = target.embedding.to(dtype), target.norm.to(dtype)
+        model = model_of(mtp, config, embedding, norm, output, target.rotations, config.turned)
+        ids, room = torch.arange(len(weight), device=device), (slots, context, dtype, device)
+        super().__init__(lambda cache: MtpDecoder(mtp, model, cache), config, config.hidden, ids, room)

@@ -11,16 +11,16 @@ from torch import nn
 
 from specwire.core.model import OPENVINO, ModelError, ModelInfo
 from specwire.lm.heads import eagle3, medusa, mtp
-from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, Fuse
-from specwire.lm.heads.eagle3_runner import Eagle3Runner
+from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, Eagle3Runner, Fuse
 from specwire.lm.heads.files import CONFIG, read_config, tensor_files
 from specwire.lm.heads.head import Head
-from specwire.lm.heads.layer import rotations
+from specwire.lm.heads.layer import DEFAULT_ROPE, Apart, rotations
 from specwire.lm.heads.medusa import MedusaRunner
-from specwire.lm.heads.mtp_runner import MtpRunner, Shared
+from specwire.lm.heads.mtp import MtpRunner
 from specwire.lm.heads.slots import waiting_bytes
+from specwire.lm.linear import LinearWeights, weights_of
 from specwire.lm.model_config import CausalModel, is_recurrent
-from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.runners.decoder import Model
 from specwire.lm.runners.llama import MODEL_TYPES, Unsuited, rotations_of
 
 # Makes a head over so many slots of so many positions, whose keys and values have a dtype, beside a runtime's target.
@@ -78,11 +78,12 @@ def _medusa(folder: Path, whole: dict[str, Any], target: CausalModel, info: Mode
         if runtime != OPENVINO:
             return MedusaRunner(medusa.packed(heads, dtype), norm, dtype)
         # An extra, and slow to import.
-        from specwire.lm.heads.openvino_layer import MedusaOpenvino
+        from specwire.lm.heads.openvino_heads import MedusaOpenvino
 
         return MedusaOpenvino(heads)
 
-    return LoadedHead(heads.config.taps, make, config.hidden_size, fuse=nn.Identity() if norm is None else norm)
+    fuse = nn.Sequential(*[] if norm is None else [norm], Apart(1, config.hidden_size))
+    return LoadedHead(heads.config.taps, make, config.hidden_size, fuse=fuse)
 
 
 def _last_norm(target: CausalModel, path: Path) -> nn.Module:
@@ -101,15 +102,11 @@ def _eagle3(folder: Path, target: CausalModel, info: ModelInfo) -> LoadedHead:
         if runtime != OPENVINO:
             return Eagle3Runner(head, info.vocabulary, slots, context, dtype, turns, device)
         # An extra, and slow to import.
-        from specwire.lm.heads.openvino_layer import Eagle3Openvino
+        from specwire.lm.heads.openvino_heads import Eagle3Openvino
 
         return Eagle3Openvino(head, info.vocabulary, slots, context, turns)
 
-    return _as_loaded(told, make)._replace(fuse=Fuse(head))
-
-
-def _as_loaded(told: Eagle3Config, make: HeadFactory) -> LoadedHead:
-    return LoadedHead(told.taps, make, told.fused, 2 * told.key_heads * told.head_dim)
+    return LoadedHead(told.taps, make, told.fused, told.kept, Fuse(head))
 
 
 def _read_eagle3(folder: Path, target: CausalModel, info: ModelInfo) -> Eagle3:
@@ -152,31 +149,27 @@ def _mtp(folder: Path, whole: dict[str, Any], style: mtp.MtpStyle, target: Causa
     _check(folder, info, "hidden_size", own.hidden, config.hidden_size)
     _check(folder, info, "num_hidden_layers", own.layers, config.num_hidden_layers)
     layer, last = mtp.load(folder, style, own), target.get_output_embeddings()
-    bias = getattr(last, "bias", None)
-    output = LinearWeights(
-        last.get_parameter("weight").detach()[: info.vocabulary],
-        None if bias is None else bias.detach()[: info.vocabulary],
-    )
+    weight, bias = weights_of(last)
+    output = LinearWeights(weight[: info.vocabulary], None if bias is None else bias[: info.vocabulary])
     embedding, norm = (target.get_parameter(f"model.{name}.weight").detach() for name in ("embed_tokens", "norm"))
     if config.model_type in mtp.ZERO_CENTRED:
         norm = 1 + norm.float()
 
     def make(slots: int, context: int, dtype: torch.dtype, runtime: str) -> Head:
-        shared = Shared(embedding, norm, output, _rotations(folder, own, target, context))
+        beside = Model(embedding, [], norm, output, _rotations(folder, own, target, context))
         if runtime != OPENVINO:
-            return MtpRunner(layer, shared, slots, context, dtype)
+            return MtpRunner(layer, beside, slots, context, dtype)
         # An extra, and slow to import.
-        from specwire.lm.heads.openvino_layer import MtpOpenvino
+        from specwire.lm.heads.openvino_heads import MtpOpenvino
 
-        return MtpOpenvino(layer, shared, slots, context)
+        return MtpOpenvino(layer, beside, slots, context)
 
-    kept, fuse = 2 * own.key_heads * own.head_dim, mtp.told_of(layer, norm)
-    return LoadedHead((config.num_hidden_layers,), make, own.hidden, kept, fuse)
+    return LoadedHead((config.num_hidden_layers,), make, own.hidden, own.kept, mtp.told_of(layer, norm))
 
 
 def _rotations(folder: Path, own: mtp.MtpConfig, target: CausalModel, context: int) -> torch.Tensor:
     """The head's, or the target's where it is of another kind than the default one."""
-    if own.rope == mtp.DEFAULT_ROPE:
+    if own.rope == DEFAULT_ROPE:
         return rotations(context, own.head_dim, own.turned, own.theta)
     rope: dict[str, Any] = getattr(target.config, "rope_parameters", None) or {}
     try:

@@ -4,6 +4,6 @@ With equal logits, nothing else in lm may change a text under greedy and coupled
 probability that it was drawn with. `guesses.draw_weighed` draws it and tells that probability: a mistake there would
 bias the law.
 
-`sampler` is the twin of `specwire.core.law.acceptance`, `logits` of its `sampling`, `noise` of its `noise`; tests hold
+`sampler` is the twin of `specwire.core.law.acceptance` and its `noise`, `logits` of its `sampling`; tests hold
 each two equal. Who guesses does not import `sampler`.
 """

@@ -23,9 +23,9 @@ from torch.nn import functional
 
 from specwire.core.model import Feed
 from specwire.lm.kv_cache import Runner
+from specwire.lm.linear import LinearWeights
 from specwire.lm.model_config import CausalModel
 from specwire.lm.runners.decoder import DecoderShape, Layer, Model
-from specwire.lm.runners.linear import LinearWeights
 from specwire.lm.runners.llama import model_of, shape_of
 
 # Positions of a session in one forward; windows are of up to 16 draft tokens, and a trial at load of 20.

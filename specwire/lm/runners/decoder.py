@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from specwire.core.model import Feed, TreeFeed
-from specwire.lm.runners.linear import LinearWeights, pack
+from specwire.lm.linear import LinearWeights, pack
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One attention for several short feeds, so that the dozen small operations of an attention are paid once for all
@@ -205,6 +205,28 @@ class Model(NamedTuple):
     rotations: torch.Tensor
 
 
+class FedRows(NamedTuple):
+    """Feed i is the next counts[i] tokens, at positions starts[i] and on of slot slots[i]; the first are a `batch`."""
+
+    slots: list[int]
+    starts: list[int]
+    counts: list[int]
+    batch: AttentionBatch
+
+
+def fed_rows(feeds: Sequence[Feed], batch: AttentionBatch) -> FedRows:
+    """What a forward is told of these feeds beside their tokens."""
+    slots, starts = [feed.slot for feed in feeds], [feed.start for feed in feeds]
+    return FedRows(slots, starts, [len(feed.tokens) for feed in feeds], batch)
+
+
+class Placing(NamedTuple):
+    """rotation: of every row (rows, 1, head_dim / 2). masks: of the feeds behind the batch."""
+
+    rotation: torch.Tensor
+    masks: list[torch.Tensor]
+
+
 class DecoderLayers(nn.Module):
     """Layers that write keys and values of several feeds to `cache` (layers, slots, 2 kv_heads, context, dim)."""
 
@@ -238,19 +260,19 @@ class DecoderLayers(nn.Module):
         self.weights = [part.weight for part in packed]
         self.biases = [part.bias for part in packed]
 
-    def _masks(self, starts: list[int], counts: list[int], batch: AttentionBatch) -> list[torch.Tensor]:
+    def _masks(self, fed: FedRows) -> list[torch.Tensor]:
         """Of the feeds behind the batch."""
         masks: list[torch.Tensor] = []
-        for feed in range(batch.feeds, len(starts)):
-            masks.append(self._mask(starts[feed], counts[feed]))
+        for feed in range(fed.batch.feeds, len(fed.starts)):
+            masks.append(self._mask(fed.starts[feed], fed.counts[feed]))
         return masks
 
-    def _rotation(self, starts: list[int], counts: list[int]) -> torch.Tensor:
-        """Of every row (rows, 1, head_dim / 2)."""
+    def _lines(self, fed: FedRows) -> Placing:
+        """Of feeds without trees."""
         parts: list[torch.Tensor] = []
-        for feed in range(len(starts)):
-            parts.append(self.rotations.narrow(0, starts[feed], counts[feed]))
-        return torch.cat(parts).unsqueeze(1)
+        for feed in range(len(fed.starts)):
+            parts.append(self.rotations.narrow(0, fed.starts[feed], fed.counts[feed]))
+        return Placing(torch.cat(parts).unsqueeze(1), self._masks(fed))
 
     def _mask(self, start: int, count: int) -> torch.Tensor:
         """Additive (count x group, start + count): row i sees positions [0, start + i], and so do its `group` queries.
@@ -264,63 +286,32 @@ class DecoderLayers(nn.Module):
         mask.narrow(1, start, count).copy_(future)
         return mask.repeat_interleave(self.heads // self.kv_heads, dim=0)
 
-    def _layer(
-        self,
-        layer: int,
-        x: torch.Tensor,
-        rotation: torch.Tensor,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        masks: list[torch.Tensor],
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
-        """Map x (rows, hidden) to (rows, hidden); `masks` are of the feeds behind the batch."""
-        normed = self._normed(2 * layer, x)
-        x = x + self._attention(layer, normed, rotation, slots, starts, counts, masks, batch)
+    def _layer(self, layer: int, x: torch.Tensor, fed: FedRows, placing: Placing) -> torch.Tensor:
+        """Map x (rows, hidden) to (rows, hidden)."""
+        x = x + self._attention(layer, self._normed(2 * layer, x), fed, placing)
         return x + self._fed_forward(layer, x)
 
-    def _attention(
-        self,
-        layer: int,
-        x: torch.Tensor,
-        rotation: torch.Tensor,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        masks: list[torch.Tensor],
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
+    def _attention(self, layer: int, x: torch.Tensor, fed: FedRows, placing: Placing) -> torch.Tensor:
         """What attention adds to the residual stream (rows, hidden), from normed x (rows, any)."""
-        return self._multiply(4 * layer + 1, self._gathered(layer, x, rotation, slots, starts, counts, masks, batch))
+        return self._multiply(4 * layer + 1, self._gathered(layer, x, fed, placing))
 
-    def _gathered(
-        self,
-        layer: int,
-        x: torch.Tensor,
-        rotation: torch.Tensor,
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        masks: list[torch.Tensor],
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
+    def _gathered(self, layer: int, x: torch.Tensor, fed: FedRows, placing: Placing) -> torch.Tensor:
         """Attention's result for every row (rows, heads x head_dim), before its output layer."""
         heads = self._multiply(4 * layer, x).view(x.size(0), -1, self.head_dim)
-        heads = self._turned(layer, heads, rotation)
+        heads = self._turned(layer, heads, placing.rotation)
         queries = heads.narrow(1, 0, self.heads).to(x.dtype)
         fresh = heads.narrow(1, self.heads, 2 * self.kv_heads)
         parts: list[torch.Tensor] = []
-        begin = batch.rows
+        batch, begin = fed.batch, fed.batch.rows
         if batch.feeds > 0:
             parts.append(self._attended_together(layer, queries.narrow(0, 0, begin), fresh.narrow(0, 0, begin), batch))
         fresh = fresh.transpose(0, 1)
-        for feed in range(batch.feeds, len(slots)):
-            start, count = starts[feed], counts[feed]
-            cache = self.cache[layer, slots[feed]]
+        for feed in range(batch.feeds, len(fed.slots)):
+            start, count = fed.starts[feed], fed.counts[feed]
+            cache = self.cache[layer, fed.slots[feed]]
             cache.narrow(1, start, count).copy_(fresh.narrow(1, begin, count))
             seen = cache.narrow(1, 0, start + count)
-            parts.append(self._attended(queries.narrow(0, begin, count), seen, masks[feed - batch.feeds]))
+            parts.append(self._attended(queries.narrow(0, begin, count), seen, placing.masks[feed - batch.feeds]))
             begin += count
         return torch.cat(parts)
 
@@ -417,20 +408,9 @@ class Decoder(DecoderLayers):
     """Forward over several feeds."""
 
     def forward(
-        self,
-        tokens: list[int],
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        wanted: list[int],
-        batch: AttentionBatch,
-        taps: list[int],
-        kept: list[int],
+        self, tokens: list[int], fed: FedRows, wanted: list[int], taps: list[int], kept: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (sum of wanted, width) of the last `wanted` tokens of each feed, in the model's dtype.
-
-        Feed i is the next counts[i] of `tokens`, at positions starts[i] and on of slot slots[i]; the first are a
-        `batch`.
 
         And the residual streams that enter the layers `taps`, side by side (tokens, taps x hidden); the number of
         layers stands for what leaves the last one. Empty where nothing is tapped.
@@ -440,60 +420,39 @@ class Decoder(DecoderLayers):
 
         Trees have a way of their own (`branched`): where one way takes both, lines are slower in a service (LOG).
         """
-        rotation = self._rotation(starts, counts)
-        masks = self._masks(starts, counts, batch)
-        return self._decoded(tokens, slots, starts, counts, wanted, batch, rotation, masks, taps, kept)
+        return self._decoded(tokens, fed, wanted, self._lines(fed), taps, kept)
 
     @torch.jit.export
     def branched(
-        self,
-        tokens: list[int],
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        wanted: list[int],
-        batch: AttentionBatch,
-        trees: TreeRows,
-        taps: list[int],
-        kept: list[int],
+        self, tokens: list[int], fed: FedRows, wanted: list[int], trees: TreeRows, taps: list[int], kept: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`, of feeds some of which have `trees`: starts[i] is a row, and positions are told."""
-        masks = self._masks(starts, counts, batch)
+        """As `forward`, of feeds some of which have `trees`: their starts are rows, and positions are told."""
+        masks = self._masks(fed)
         for own, mask in enumerate(trees.masks):
             if mask.numel() > 0:
                 masks[own] = mask
         rotation = self.rotations.index_select(0, trees.positions).unsqueeze(1)
-        return self._decoded(tokens, slots, starts, counts, wanted, batch, rotation, masks, taps, kept)
+        return self._decoded(tokens, fed, wanted, Placing(rotation, masks), taps, kept)
 
     def _decoded(
-        self,
-        tokens: list[int],
-        slots: list[int],
-        starts: list[int],
-        counts: list[int],
-        wanted: list[int],
-        batch: AttentionBatch,
-        rotation: torch.Tensor,
-        masks: list[torch.Tensor],
-        taps: list[int],
-        kept: list[int],
+        self, tokens: list[int], fed: FedRows, wanted: list[int], placing: Placing, taps: list[int], kept: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `forward`. rotation (rows, 1, head_dim / 2): of every row. masks: of the feeds behind the batch."""
+        """See `forward`."""
         device = self.embedding.device
         x = functional.embedding(torch.tensor(tokens, dtype=torch.long, device=device), self.embedding)
         streams: list[torch.Tensor] = []
         for layer in kept if len(kept) > 0 else self.every:
             if len(taps) > 0:
                 streams.append(x)
-            x = self._layer(layer, x, rotation, slots, starts, counts, masks, batch)
+            x = self._layer(layer, x, fed, placing)
         streams.append(x)
         tapped = x.new_empty(0)
         if len(taps) > 0:
             tapped = torch.cat([streams[tap] for tap in taps], dim=-1)
         rows: list[torch.Tensor] = []
         end = 0
-        for feed in range(len(slots)):
-            end += counts[feed]
+        for feed in range(len(fed.slots)):
+            end += fed.counts[feed]
             rows.append(x.narrow(0, end - wanted[feed], wanted[feed]))
         return self._multiply(4 * self.layers, self._normed(2 * self.layers, torch.cat(rows))), tapped
 

@@ -10,14 +10,14 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from specwire.core.model import Feed
-from specwire.lm.kv_cache import Runner
-from specwire.lm.runners.linear import LinearWeights
+from specwire.lm.kv_cache import Runner, Stored
+from specwire.lm.linear import LinearWeights
 
 # Block sizes that are tried, and the size that the others are compared with, which any step can use.
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -27,7 +27,7 @@ ALONE = (1,)
 ROWS, SHIFT = 192, 5
 
 
-class DeterministicRunner(Runner):
+class DeterministicRunner(Stored, Runner):
     """`Runner` that feeds another one single rows, in blocks of the given numbers of them.
 
     That other runner must take several feeds of one slot in order, and compute all but matrix products row by row;
@@ -38,7 +38,7 @@ class DeterministicRunner(Runner):
     alike = True
 
     def __init__(self, runner: Runner, widths: Sequence[int], spare: int) -> None:
-        self.runner = runner
+        self.runner = self.store = runner
         self.widths = tuple(sorted(widths))
         self._filler = Feed(spare, 0, (0,), 1)
 
@@ -48,23 +48,10 @@ class DeterministicRunner(Runner):
             for feed in feeds
             for index, token in enumerate(feed.tokens)
         ]
-        logits = torch.cat([self._run(block) for block in self._blocks(rows)])
+        widest = self.widths[-1]
+        logits = torch.cat([self._run(rows[begin : begin + widest]) for begin in range(0, len(rows), widest)])
         kept = [index >= len(feed.tokens) - max(feed.wanted, 1) for feed in feeds for index in range(len(feed.tokens))]
         return logits[torch.tensor(kept, device=logits.device)]
-
-    def zero(self, slot: int, stop: int) -> None:
-        self.runner.zero(slot, stop)
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self.runner.copy(source, target, stop)
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.runner.kv_bytes
-
-    def _blocks(self, rows: Sequence[Feed]) -> Iterator[Sequence[Feed]]:
-        widest = self.widths[-1]
-        return (rows[begin : begin + widest] for begin in range(0, len(rows), widest))
 
     def _run(self, block: Sequence[Feed]) -> torch.Tensor:
         width = next(width for width in self.widths if width >= len(block))

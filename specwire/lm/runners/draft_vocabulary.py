@@ -17,7 +17,7 @@ import torch
 
 from specwire.core.model import MOST_IDS, Feed
 from specwire.files import write_text
-from specwire.lm.kv_cache import Runner
+from specwire.lm.kv_cache import Runner, Stored
 
 VOCABULARY = "draft_vocabulary.json"
 
@@ -66,11 +66,12 @@ class DraftVocabulary(NamedTuple):
         return set(range(self.size)).difference(self.ids)
 
 
-class DraftVocabularyRunner(Runner):
+class DraftVocabularyRunner(Stored, Runner):
     """A `Runner` of the target's ids, by one of the drafter's rows. Logits of ids that it does not say mean nothing."""
 
     def __init__(self, inner: Runner, vocabulary: DraftVocabulary, device: torch.device) -> None:
-        self._inner, self._size = inner, vocabulary.size
+        self._inner = self.store = inner
+        self._size = vocabulary.size
         self._own: list[int] = vocabulary.own().tolist()
         self._ids = torch.tensor(vocabulary.ids, device=device)
         self.branches = inner.branches
@@ -80,16 +81,3 @@ class DraftVocabularyRunner(Runner):
         told = rows.new_zeros(len(rows), self._size)
         told[:, self._ids] = rows[:, : len(self._ids)]
         return told
-
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self._inner.keep(slot, start, rows)
-
-    def zero(self, slot: int, stop: int) -> None:
-        self._inner.zero(slot, stop)
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self._inner.copy(source, target, stop)
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._inner.kv_bytes

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specwire.core.model import Feed
-from specwire.lm.kv_cache import Runner
+from specwire.lm.kv_cache import Runner, Stored
 from specwire.lm.model_config import CHUNKED_ATTENTION, FULL_ATTENTION, AttentionWindow
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
@@ -167,14 +167,15 @@ class SlotCache(Cache):
             store[slot, :, start : start + len(rows)] = kept
 
     @property
-    def nbytes(self) -> int:
+    def kv_bytes(self) -> int:
+        """Bytes of the layers seen so far, which are all of them once a forward has run."""
         return sum(store.nbytes for store in self.stores())
 
     def stores(self) -> list[torch.Tensor]:
         return [*self._keys.values(), *self._values.values()]
 
 
-class HuggingFaceRunner(Runner):
+class HuggingFaceRunner(Stored, Runner):
     """`Runner` around an `AutoModelForCausalLM`."""
 
     def __init__(
@@ -193,7 +194,7 @@ class HuggingFaceRunner(Runner):
         self.branches = not alone
         self._model = model
         self._window = window
-        self.cache = SlotCache(slots, context)
+        self.cache = self.store = SlotCache(slots, context)
         self.cache.alone = alone
         first = next(model.parameters())
         self._dtype, self._device = first.dtype, first.device
@@ -202,20 +203,6 @@ class HuggingFaceRunner(Runner):
     @property
     def alone(self) -> bool:
         return self.cache.alone
-
-    def zero(self, slot: int, stop: int) -> None:
-        self.cache.zero(slot, stop)
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self.cache.copy(source, target, stop)
-
-    def keep(self, slot: int, start: int, rows: Sequence[int]) -> None:
-        self.cache.keep(slot, start, rows)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the layers seen so far, which are all of them once a forward has run."""
-        return self.cache.nbytes
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         rows: dict[int, torch.Tensor] = {}

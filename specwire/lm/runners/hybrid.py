@@ -28,8 +28,7 @@ from torch.nn.functional import silu, softplus
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specwire.core.model import Feed, ModelError
-from specwire.lm.kv_cache import Runner
-from specwire.lm.kv_memory import STATES, rows_of
+from specwire.lm.kv_cache import STATES, Runner, Stored, rows_of
 from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.hugging_face import MOST_TOGETHER, PaddedBatch, SlotCache
 
@@ -267,8 +266,9 @@ class HybridCache(SlotCache):
             store.index_copy_(0, places + target * self._states_each, found)
 
     @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.state_bytes
+    def kv_bytes(self) -> int:
+        """States included."""
+        return super().kv_bytes + self.state_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -486,7 +486,7 @@ def _with_scan(forward: FunctionType, name: str, module: Any, cache: HybridCache
 # The runner.
 
 
-class HybridRunner(Runner):
+class HybridRunner(Stored, Runner):
     """`Runner` around a causal model with recurrent layers."""
 
     def __init__(
@@ -502,7 +502,7 @@ class HybridRunner(Runner):
         ModelError where the model's layers cannot be tapped.
         """
         self.model, self.taps = model, taps
-        self.cache = HybridCache(slots, context, states)
+        self.cache = self.store = HybridCache(slots, context, states)
         first = next(model.parameters())
         self._dtype, self._device = first.dtype, first.device
         known = inspect.signature(model.forward).parameters
@@ -528,19 +528,8 @@ class HybridRunner(Runner):
         return self.cache.rows - 1
 
     @property
-    def kv_bytes(self) -> int:
-        """As `HuggingFaceRunner.kv_bytes`, states included."""
-        return self.cache.nbytes
-
-    @property
     def state_bytes(self) -> int:
         return self.cache.state_bytes
-
-    def zero(self, slot: int, stop: int) -> None:
-        self.cache.zero(slot, stop)
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self.cache.copy(source, target, stop)
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         ready = [self._from_state(feed) for feed in feeds]

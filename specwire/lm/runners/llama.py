@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from specwire.core.model import Feed
-from specwire.lm.kv_cache import Runner
-from specwire.lm.kv_memory import unused
+from specwire.lm.kv_cache import Runner, unused
+from specwire.lm.linear import LinearWeights, side_by_side
 from specwire.lm.model_config import CausalModel, window_of
 from specwire.lm.runners.decoder import (
     Decoder,
@@ -20,10 +20,10 @@ from specwire.lm.runners.decoder import (
     Model,
     batch_of,
     compiled,
+    fed_rows,
     nothing,
     tree_rows,
 )
-from specwire.lm.runners.linear import LinearWeights, side_by_side
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Positions of a slot of the cache are a multiple of this where rows are computed apart.
@@ -98,14 +98,8 @@ class LlamaRunner(Runner):
 
     def _run(self, feeds: Sequence[Feed], taps: list[int], kept: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         batch = nothing(self._layout) if self._apart else batch_of(feeds, self._layout)
-        told = (
-            [token for feed in feeds for token in feed.tokens],
-            [feed.slot for feed in feeds],
-            [feed.start for feed in feeds],
-            [len(feed.tokens) for feed in feeds],
-            [max(feed.wanted, 1) for feed in feeds],
-            batch,
-        )
+        tokens = [token for feed in feeds for token in feed.tokens]
+        told = tokens, fed_rows(feeds, batch), [max(feed.wanted, 1) for feed in feeds]
         found: tuple[torch.Tensor, torch.Tensor]
         if all(feed.tree is None for feed in feeds):
             found = self._decode(*told, taps, kept)
@@ -154,23 +148,28 @@ def model_of(model: CausalModel, shape: DecoderShape, context: int, vocabulary: 
     head = LinearWeights(parameter(model, "lm_head.weight")[:vocabulary], None if bias is None else bias[:vocabulary])
     return Model(
         parameter(body, "embed_tokens.weight"),
-        [_layer(layer, shape) for layer in body.get_submodule("layers").children()],
+        [
+            layer_of(layer, layer.get_submodule("self_attn"), layer.get_submodule("mlp"), shape)
+            for layer in body.get_submodule("layers").children()
+        ],
         parameter(body, "norm.weight"),
         head,
         rotations_of(model, context, shape.head_dim),
     )
 
 
-def _layer(layer: nn.Module, shape: DecoderShape) -> Layer:
-    attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
+def layer_of(
+    layer: nn.Module, attention: nn.Module, mlp: nn.Module, shape: DecoderShape, turned: int | None = None
+) -> Layer:
+    """layer: has the norms. turned: dimensions of a head that are rotated; None for all."""
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     q, k, v, o = (_weights(attention, name) for name in names)
     gate, up, down = (_weights(mlp, name) for name in ("gate_proj", "up_proj", "down_proj"))
-    turned = [pairwise(part, shape.head_dim) for part in (q, k)]
+    pairs = [pairwise(part, shape.head_dim, turned) for part in (q, k)]
     return Layer(
         parameter(layer, "input_layernorm.weight"),
-        fused(*turned, v),
-        _head_norm(attention, shape),
+        fused(*pairs, v),
+        _head_norm(attention, shape, turned),
         o,
         parameter(layer, "post_attention_layernorm.weight"),
         fused(gate, up),
@@ -213,13 +212,13 @@ def fused(*parts: LinearWeights) -> LinearWeights:
     return LinearWeights(weight, torch.cat(biases))
 
 
-def _head_norm(attention: nn.Module, shape: DecoderShape) -> torch.Tensor | None:
+def _head_norm(attention: nn.Module, shape: DecoderShape, turned: int | None) -> torch.Tensor | None:
     """Per-head scale of normalised queries and keys (Qwen3), in the order of `pairwise`."""
     names = ("q_norm.weight", "k_norm.weight")
     q, k = (optional(attention, name) for name in names)
     if q is None or k is None:
         return None
-    order = pair_order(shape.head_dim).to(q.device)
+    order = pair_order(shape.head_dim, turned).to(q.device)
     return torch.cat((q[order].expand(shape.heads, -1), k[order].expand(shape.kv_heads, -1)))
 
 

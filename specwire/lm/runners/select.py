@@ -20,8 +20,8 @@ from specwire.core.model import (
     ModelError,
     out_of_memory,
 )
-from specwire.lm.kv_cache import Runner, Sizes
-from specwire.lm.kv_memory import STATES
+from specwire.lm.kv_cache import STATES, Runner, Sizes
+from specwire.lm.linear import Int8Linear, is_dynamic, round_layers
 from specwire.lm.model_config import (
     CausalModel,
     ModelConfig,
@@ -31,7 +31,6 @@ from specwire.lm.model_config import (
     window_of,
 )
 from specwire.lm.plain_decoder import PlainDecoder
-from specwire.lm.rounding import Int8Linear, is_dynamic, round_layers
 from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
@@ -63,7 +62,7 @@ class How(NamedTuple):
             `specwire.lm.runners.deterministic`. The same bits come from the same machine, build and number of threads.
             A scripted model always does so.
         quantization: "none"; of OpenVINO alone "int8": linear layers' weights rounded to 8 bits, and "int8-dynamic":
-            what they multiply, too, in float32 (`specwire.lm.rounding`).
+            what they multiply, too, in float32 (`specwire.lm.linear`).
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
         taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes of them; None for nothing.

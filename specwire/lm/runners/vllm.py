@@ -27,8 +27,7 @@ import numpy.typing as npt
 import torch
 
 from specwire.core.model import Feed, ModelError, ModelLost, RankGroup
-from specwire.lm.kv_cache import Runner, Sizes
-from specwire.lm.kv_memory import readable
+from specwire.lm.kv_cache import Runner, Sizes, readable
 from specwire.lm.model_config import first_line
 
 # Versions, by their first two numbers, that the tests have run with. vLLM calls what is used of it internal.

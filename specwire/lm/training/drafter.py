@@ -24,11 +24,10 @@ from specwire.lm.model_files import TOKENIZER, WEIGHTS
 from specwire.lm.pretrained import CPU, outline, pretrained
 from specwire.lm.runners.draft_vocabulary import DraftVocabulary
 from specwire.lm.runners.llama import MODEL_TYPES
-from specwire.lm.training.chains import distilled
-from specwire.lm.training.course import HELD_OUT_TOKENS, SOFT, schedule_of
-from specwire.lm.training.kept_texts import KeptText, KeptTexts, TextBatch, batches, parted
-from specwire.lm.training.loop import Learnt, repeat, this_run, write_record
-from specwire.lm.training.own_answers import ANSWERS, SEED, answers_of
+from specwire.lm.training.head import distilled
+from specwire.lm.training.kept_texts import KeptTexts, TextBatch, parted
+from specwire.lm.training.loop import HELD_OUT_TOKENS, SOFT, Course, draft_ids
+from specwire.lm.training.own_answers import SEED
 from specwire.named_models import located
 
 # Positions of a chain that are measured.
@@ -36,35 +35,11 @@ DEPTH = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterCourse:
-    """What is to be learnt of which target, and how; see `specwire train-drafter`, and `Course`.
+class DrafterCourse(Course):
+    """See `specwire train-drafter`. layers: of the target, in this order. draft_vocabulary: ids that it says."""
 
-    layers: of the target, in this order. draft_vocabulary: ids that it says. rows x window: tokens of a step.
-    """
-
-    target: str
-    out: Path
-    answers: Path | None = None
-    tokens: int = 300_000
-    apart: tuple[Path, ...] = ()
-    prompts: tuple[Path, ...] = ()
     layers: tuple[int, ...] = (0, 1, -1)
     draft_vocabulary: int = 8192
-    steps: int = 2000
-    rows: int = 8
-    window: int = 512
-    rate: float = 3e-3
-    threads: int | None = None
-
-    def options(self) -> dict[str, str | int | float]:
-        """What a checkpoint is of, by the names of options."""
-        return {
-            "layers": " ".join(map(str, self.layers)),
-            "draft-vocabulary": self.draft_vocabulary,
-            "rows": self.rows,
-            "window": self.window,
-            "rate": self.rate,
-        }
 
 
 class Reached(NamedTuple):
@@ -120,40 +95,25 @@ def teach_drafter(course: DrafterCourse, tell: Callable[[str], None]) -> Reached
     Raises:
         ModelError: the target cannot be read, or is of no family that this is for, or the options do not fit it.
     """
-    if course.threads is not None:
-        torch.set_num_threads(course.threads)
     spec = located(course.target)
-    course.out.mkdir(parents=True, exist_ok=True)
     target: Any = pretrained(spec, torch.float32, CPU)
     check(course, target)
-    kept = answers_of(spec, course.answers or course.out / ANSWERS, course.tokens, course.apart, course.prompts, tell)
+    kept = course.begin(tell)
     torch.manual_seed(SEED)
     drafter = begun(course, target, kept)
     del target
-
-    def learn(texts: list[KeptText]) -> Learnt:
-        with torch.autocast(CPU.type, torch.bfloat16):
-            said = drafter.said(kept.batch(texts, features=False))
-        return Learnt(said.loss, sum(text.length for text in texts))
-
-    told = {"answers": kept.digest} | course.options() | {"target": kept.about["target"]}
-    trained = repeat(
+    own: dict[str, Any] = {"layers": " ".join(map(str, course.layers)), "draft-vocabulary": course.draft_vocabulary}
+    _, record = course.taught(
         drafter,
-        batches(kept.learnt, course.rows * course.window, SEED),
-        learn,
+        kept,
+        lambda texts: drafter.said(kept.batch(texts, features=False)).loss,
         lambda: held_out(drafter, kept).greedy,
-        schedule_of(course.rate, course.steps),
-        course.out,
-        course=told,
-        here=this_run(),
-        tell=tell,
+        {"answers": kept.digest} | own | course.options() | {"target": kept.about["target"]},
+        tell,
     )
     reached = held_out(drafter, kept)
     write(drafter, spec, course.out)
-    asked = {"target": course.target, "steps": course.steps}
-    asked |= {name: [path.name for path in getattr(course, name)] for name in ("apart", "prompts")}
-    of_answers = {"answer-tokens": kept.answers, "target-digest": kept.about["target"]}
-    write_record(course.out, SEED, told | asked | of_answers, trained, {"expected_at_temperature_1": reached.drawn})
+    record({"expected_at_temperature_1": reached.drawn})
     return reached
 
 
@@ -171,7 +131,8 @@ def begun(course: DrafterCourse, target: Any, kept: KeptTexts) -> LearningDrafte
     """Layers and rows of the embedding as they are in the target; the row of other ids is the mean of theirs. The last
     norm is scaled, so that guesses are far from sure.
     """
-    ids = said_ids(kept.counts(len(target.get_input_embeddings().weight)), course.draft_vocabulary)
+    counts = kept.counts(len(target.get_input_embeddings().weight))
+    ids = draft_ids(counts, course.draft_vocabulary)
     says = DraftVocabulary(len(target.get_input_embeddings().weight), tuple(ids.tolist()))
     config = copy.deepcopy(target.config)
     config.num_hidden_layers, config.vocab_size = len(course.layers), says.rows
@@ -193,11 +154,6 @@ def begun(course: DrafterCourse, target: Any, kept: KeptTexts) -> LearningDrafte
             mine.weight[:-1] = theirs.weight[ids]
             mine.weight[-1] = theirs.weight[rest].mean(0) if len(rest) else 0.0
     return LearningDrafter(model, says)
-
-
-def said_ids(counts: torch.Tensor, most: int) -> torch.Tensor:
-    """Those that occur most often, in order."""
-    return counts.argsort(descending=True, stable=True)[:most].sort().values
 
 
 def _own_ends(stated: Any, own: torch.Tensor, says: DraftVocabulary) -> Any:

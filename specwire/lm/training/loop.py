@@ -17,6 +17,9 @@ from torch import nn
 from specwire.core.model import ModelError
 from specwire.files import replaced, write_text
 from specwire.lm.model_config import first_line
+from specwire.lm.pretrained import CPU
+from specwire.lm.training.kept_texts import KeptText, KeptTexts, batches
+from specwire.lm.training.own_answers import ANSWERS, SEED, answers_of
 from specwire.progress import LAST_LINE, ProgressBar
 from specwire.provenance import commit, cpu_model, versions
 
@@ -178,9 +181,8 @@ def _resumed(
 
 
 def draft_ids(counts: torch.Tensor, most: int) -> torch.Tensor:
-    """The offsets `d2t` of the `most` ids that occur most often. counts: of each id of the target's vocabulary."""
-    ids = counts.argsort(descending=True, stable=True)[:most].sort().values
-    return ids - torch.arange(most)
+    """The `most` ids that occur most often, in order. counts: of each id of the target's vocabulary."""
+    return counts.argsort(descending=True, stable=True)[:most].sort().values
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -209,3 +211,73 @@ def write_record(
     record = {"seed": seed, "arguments": dict(arguments), "runs": trained.runs, "held_out_acceptance": curve}
     record |= further or {}
     write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A course: what is to be learnt of a target's own answers, in a directory that it can be served from.
+
+WARM_UP = 50
+# Share of the steps in which the learning rate falls to zero.
+DECAYING = 0.4
+# Tokens of a batch that is measured.
+HELD_OUT_TOKENS = 4096
+# How sure one begins of what its target says.
+SOFT = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is to be learnt of which target, and how.
+
+    answers: the folder that keeps them (None: in `out`), so many tokens, which share no run with the texts to be apart
+    from. prompts: what is asked first. rows x window: tokens of a step. rate: the highest learning rate. threads: None
+    for PyTorch's own.
+    """
+
+    target: str
+    out: Path
+    answers: Path | None = None
+    tokens: int = 300_000
+    apart: tuple[Path, ...] = ()
+    prompts: tuple[Path, ...] = ()
+    steps: int = 2000
+    rows: int = 8
+    window: int = 512
+    rate: float = 3e-3
+    threads: int | None = None
+
+    def begin(self, tell: Callable[[str], None], taps: tuple[int, ...] = ()) -> KeptTexts:
+        """The target's answers."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        self.out.mkdir(parents=True, exist_ok=True)
+        folder = self.answers or self.out / ANSWERS
+        return answers_of(self.target, folder, self.tokens, self.apart, self.prompts, tell, taps)
+
+    def options(self) -> dict[str, Any]:
+        """What a checkpoint is of, by the names of options."""
+        return {"rows": self.rows, "window": self.window, "rate": self.rate}
+
+    def taught(
+        self,
+        model: nn.Module,
+        kept: KeptTexts,
+        loss: Callable[[list[KeptText]], torch.Tensor],
+        measure: Callable[[], list[float]],
+        options: dict[str, Any],
+        tell: Callable[[str], None],
+    ) -> tuple[Trained, Callable[..., None]]:
+        """Teach it the texts by batches, and what writes the record of that. options: what a checkpoint is of."""
+
+        def learn(texts: list[KeptText]) -> Learnt:
+            with torch.autocast(CPU.type, torch.bfloat16):
+                return Learnt(loss(texts), sum(text.length for text in texts))
+
+        schedule = Schedule(self.rate, min(WARM_UP, self.steps), self.steps, max(1, round(DECAYING * self.steps)))
+        order, here = batches(kept.learnt, self.rows * self.window, SEED), this_run()
+        trained = repeat(model, order, learn, measure, schedule, self.out, course=options, here=here, tell=tell)
+        asked = {"target": self.target, "steps": self.steps}
+        asked |= {name: [path.name for path in getattr(self, name)] for name in ("apart", "prompts")}
+        of_answers = {"answer-tokens": kept.answers, "target-digest": kept.about["target"]}
+        told = options | asked | of_answers
+        return trained, lambda further=None: write_record(self.out, SEED, told, trained, further)

@@ -15,10 +15,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from specwire.core.model import AUTO, Feed, ModelError, is_gguf
 from specwire.lm.gguf_file import read_gguf
+from specwire.lm.heads.layer import Apart
 from specwire.lm.kv_cache import Sizes
 from specwire.lm.load import native_dtype
 from specwire.lm.model_files import ModelText, files_fingerprint
@@ -77,23 +77,6 @@ def digest_of(spec: str) -> str:
     if is_gguf(spec):
         return read_gguf(spec).fingerprint()[:DIGEST]
     return files_fingerprint(spec, outline(spec).config, "float32")[:DIGEST]
-
-
-class Apart(nn.Module):
-    """Each tap times the identity. What a product makes is rounded as the runtime computes; what leaves the graph as it
-    is would be computed in float32, with all that leads to it (see `OpenvinoDecoder`).
-    """
-
-    def __init__(self, taps: int, width: int) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(taps))
-        for part in self.parts:
-            nn.init.eye_(part.get_parameter("weight"))
-        self.requires_grad_(False)
-
-    def forward(self, taps: torch.Tensor) -> torch.Tensor:
-        chunks = taps.chunk(len(self.parts), dim=-1)
-        return torch.cat([part(chunk) for part, chunk in zip(self.parts, chunks, strict=True)], dim=-1)
 
 
 class Told(NamedTuple):

@@ -9,9 +9,8 @@ from bench.branching.head_windows import DEPTH, MISSED, accepted, likeliest, ran
 from bench.harness.record import prompts_of
 from demo_pair import HEAD, TARGET
 from specwire.core.draft import HeadRequest
-from specwire.lm import Feed, load_model
+from specwire.lm import Feed, linear, load_model
 from specwire.lm.heads.slots import HeadedModel
-from specwire.lm.runners import linear
 
 RIGHT, SECOND, WRONG = (0, 0, 0), (1, 0, 0), (MISSED, 0, 0)
 

@@ -1,17 +1,18 @@
-"""EAGLE-3 as a loop over rows, written from the paper, and heads of random weights that it is compared with."""
+"""Heads of random weights, and what another reader makes of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, save
 from tests.lm import models
+from tests.lm.heads.original_eagle3 import OriginalEagle3, original_of
 
 LAYERS = 6
 OUTPUT = "lm_head.weight"
@@ -80,85 +81,9 @@ def _of_last_token(shape: Eagle3Config, target: PreTrainedModel) -> Eagle3:
     return head
 
 
-def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x / (x.pow(2).mean() + eps).sqrt() * weight
-
-
-def turned(x: torch.Tensor, position: float, theta: float) -> torch.Tensor:
-    """One head's vector, by its position: dimension i with i + half."""
-    half, out = len(x) // 2, x.clone()
-    for i in range(half):
-        angle = torch.tensor(position * theta ** (-i / half))
-        out[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
-        out[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
-    return out
-
-
-class ByHand:
-    """One row at a time. cache: keys and values, (heads, head_dim) each, of the rows that a new one sees.
-
-    slower: positions turn by so many times less.
-    """
-
-    slower = 1
-
-    def __init__(self, head: Eagle3) -> None:
-        self.head, self.config = head, head.config
-        self.cache: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
-        """Of one position."""
-        head, c = self.head, self.config
-        if c.norm_before_fc:
-            taps = normed(taps, head.state_dict()["input_norm.weight"], c.eps)
-        if c.fc_norm:
-            width = len(taps) // 3
-            parts = [taps[:width], taps[width : 2 * width], taps[2 * width :]]
-            weights = [head.state_dict()[f"fc_norm.{tap}.weight"] for tap in range(3)]
-            taps = torch.cat([normed(part, weight, c.eps) for part, weight in zip(parts, weights, strict=True)])
-        return head.fc.weight @ taps
-
-    def row(self, feature: torch.Tensor, token: int, position: int) -> torch.Tensor:
-        head, c = self.head, self.config
-        hidden = normed(feature, head.hidden_norm.weight, c.eps)
-        residual = hidden if c.norm_before_residual else feature
-        both = torch.cat([normed(head.embed_tokens.weight[token], head.input_layernorm.weight, c.eps), hidden])
-        queries, keys, values = (
-            (projection.weight @ both).view(-1, c.head_dim) for projection in (head.q_proj, head.k_proj, head.v_proj)
-        )
-        if c.head_norms:
-            scales = [head.state_dict()[f"{part}.weight"] for part in ("q_norm", "k_norm")]
-            queries, keys = (
-                torch.stack([normed(one, scale, c.eps) for one in ones])
-                for ones, scale in zip((queries, keys), scales, strict=True)
-            )
-        self.cache.append((torch.stack([turned(key, position / self.slower, c.theta) for key in keys]), values))
-        found = []
-        for index, query in enumerate(queries):
-            query, own = turned(query, position / self.slower, c.theta), index * c.key_heads // c.heads
-            scores = torch.stack([query @ key[own] for key, _ in self.cache]) / c.head_dim**0.5
-            weights = scores.softmax(0)
-            found.append(sum(weight * value[own] for weight, (_, value) in zip(weights, self.cache, strict=True)))
-        x = residual + head.o_proj.weight @ torch.cat(found)
-        inside = normed(x, head.post_attention_layernorm.weight, c.eps)
-        x = x + head.down_proj.weight @ (silu(head.gate_proj.weight @ inside) * (head.up_proj.weight @ inside))
-        return normed(x, head.norm.weight, c.eps) if c.norm_output else x
-
-    def logits(self, out: torch.Tensor) -> torch.Tensor:
-        c = self.config
-        return self.head.lm_head.weight @ (out if c.norm_output else normed(out, self.head.norm.weight, c.eps))
-
-    def read(self, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-        """What the last row of a text leads to. features: (len(tokens) - 1, 3 target_hidden)."""
-        rows = [self.row(self.fuse(each), tokens[at + 1], at) for at, each in enumerate(features)]
-        return rows[-1]
-
-    def draft(self, features: torch.Tensor, tokens: list[int], depth: int) -> list[int]:
-        """The head's own best ids behind `tokens`, one after the other."""
-        out = self.read(features, tokens)
-        found: list[int] = []
-        for position in range(len(features), len(features) + depth):
-            best = self.logits(out).argmax()
-            found.append(int(best + self.head.d2t[best]))
-            out = self.row(out, found[-1], position)
-        return found
+def reader_of(head: Eagle3) -> OriginalEagle3:
+    """The head as another reader has it, by way of the original format's files."""
+    with TemporaryDirectory() as made:
+        save(head, Path(made), "a target", with_embedding=True)
+        original_of(Path(made), Path(made) / "original")
+        return OriginalEagle3(Path(made) / "original")

@@ -94,7 +94,10 @@ def original_of(folder: Path, out: Path, *, nested: bool = False) -> None:
 class OriginalEagle3:
     """A head in a folder, float32. A row is of a state, the target's fused taps or its own last output, and the token
     that follows; `extend` puts rows behind those that it has. embed: the target's embedding, for a head without one.
+    slower: positions turn by so many times less.
     """
+
+    slower = 1
 
     def __init__(self, folder: Path, embed: torch.Tensor | None = None) -> None:
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -105,9 +108,9 @@ class OriginalEagle3:
         if embed is not None:
             self.tensors.setdefault("embed_tokens.weight", embed)
         self.size: int = self.config["head_dim"]
-        flags = {**self.config, **self.config.get("eagle_config", {})}
-        # In the paper's own code the residual is the state itself; NVIDIA's heads have a flag for the normed one.
-        self.normed_residual: bool = flags.get("norm_before_residual", False)
+        # In the paper's own code the residual is the state itself, and nothing else is normed before or behind the
+        # layer; others' heads have flags for what is.
+        self.flags = {**dict.fromkeys(FLAGS, False), **self.config, **self.config.get("eagle_config", {})}
         self.forget()
 
     def forget(self) -> None:
@@ -120,21 +123,27 @@ class OriginalEagle3:
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """(rows, 3 width), low, middle and high features side by side, to (rows, width)."""
+        if self.flags["norm_before_fc"]:
+            taps = self._normed("input_norm", taps)
+        if self.flags["fc_norm"]:
+            taps = torch.cat([self._normed(f"fc_norm.{at}", part) for at, part in enumerate(taps.chunk(3, 1))], 1)
         return self._times("fc", taps)
 
     def extend(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """(rows, width) of the layer's output before the last norm, which is what the head's own next row reads."""
+        """(rows, width) of the layer's output, which is what the head's own next row reads."""
         normed = self._normed("midlayer.hidden_norm", states)
         embedded = self._normed("midlayer.input_layernorm", self.tensors["embed_tokens.weight"][tokens])
         found = self._attention(torch.cat((embedded, normed), 1))
-        states = (normed if self.normed_residual else states) + self._times("midlayer.self_attn.o_proj", found)
+        states = normed if self.flags["norm_before_residual"] else states
+        states = states + self._times("midlayer.self_attn.o_proj", found)
         inside = self._normed("midlayer.post_attention_layernorm", states)
         gate, up = self._times("midlayer.mlp.gate_proj", inside), self._times("midlayer.mlp.up_proj", inside)
-        return states + self._times("midlayer.mlp.down_proj", gate * gate.sigmoid() * up)
+        out = states + self._times("midlayer.mlp.down_proj", gate * gate.sigmoid() * up)
+        return self._normed("norm", out) if self.flags["norm_output"] else out
 
     def logits(self, out: torch.Tensor) -> torch.Tensor:
         """(rows, draft vocabulary)."""
-        return self._times("lm_head", self._normed("norm", out))
+        return self._times("lm_head", out if self.flags["norm_output"] else self._normed("norm", out))
 
     def target_ids(self, own: torch.Tensor) -> torch.Tensor:
         return own + self.tensors["d2t"][own]
@@ -159,6 +168,10 @@ class OriginalEagle3:
         queries, keys, values = (
             (both @ self.tensors[name].T).view(rows, -1, self.size).transpose(0, 1) for name in ATTENTION
         )
+        if "midlayer.self_attn.q_norm.weight" in self.tensors:
+            queries, keys = (
+                self._normed(f"midlayer.self_attn.{name}_norm", part) for name, part in (("q", queries), ("k", keys))
+            )
         share = len(queries) // len(keys)
         at = torch.arange(before, before + rows)
         self.keys = torch.cat((self.keys, self._turned(keys, at).repeat_interleave(share, 0)), 1)
@@ -171,7 +184,7 @@ class OriginalEagle3:
     def _turned(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """Numbers i and i + size / 2 of a head are one complex number, turned by at x theta^(-2i / size)."""
         half = self.size // 2
-        angles = at[:, None] * self.config["rope_theta"] ** (-2 * torch.arange(half) / self.size)
+        angles = at[:, None] / self.slower * self.config["rope_theta"] ** (-2 * torch.arange(half) / self.size)
         turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
         return torch.cat((turned.real, turned.imag), -1)
 
@@ -179,5 +192,5 @@ class OriginalEagle3:
         return x @ self.tensors[f"{name}.weight"].T
 
     def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        scale = torch.rsqrt(x.square().mean(1, keepdim=True) + self.config["rms_norm_eps"])
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"])
         return x * scale * self.tensors[f"{name}.weight"]

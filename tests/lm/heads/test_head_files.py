@@ -166,6 +166,8 @@ def test_taps_are_three_of_the_target_s_layers(taps: Any, message: str, head: Pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"num_hidden_layers": 2}, "num_hidden_layers: only heads of 1 layer are served, not 2"),
+        ({"intermediate_size": 32}, r"layers.0.mlp.gate_proj.weight: is \(24, 16\), not \(32, 16\)"),
         ({"speculators_model_type": "mlp_speculator"}, "speculators_model_type: only eagle3 is served"),
         ({"model_type": "mixtral"}, "model_type: only layers of llama and qwen3 are served, not 'mixtral'"),
         ({"hidden_act": "gelu"}, "hidden_act: only silu is served, not 'gelu'"),

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.nn.functional import silu
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.modeling_layers import MtpLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
@@ -29,9 +28,9 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError
 from specwire.lm import load_model
-from specwire.lm.heads.openvino_layer import MtpOpenvino
+from specwire.lm.heads.openvino_heads import MtpOpenvino
 from specwire.lm.heads.slots import HeadedModel, waiting_bytes
-from specwire.lm.kv_memory import position_bytes
+from specwire.lm.kv_cache import position_bytes
 from specwire.lm.runners.hybrid import state_bytes
 from tests.lm import models
 from tests.lm.families import DELTA, PADDED
@@ -199,54 +198,6 @@ def by_transformers(target: PreTrainedModel, gated: bool) -> Row:
     return run
 
 
-def by_hand(target: PreTrainedModel, gated: bool) -> Row:
-    """Row by row, in sums."""
-    c: Any = next_config(target.config) if gated else target.config
-    size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    turned, theta = int(size * PARTIAL) if gated else size, 10_000.0
-    added = 1.0 if gated else 0.0
-
-    def normed(x: torch.Tensor, norm: Any) -> torch.Tensor:
-        found: torch.Tensor = x / (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).sqrt() * (norm.weight + added)
-        return found
-
-    def turn(x: torch.Tensor, position: int) -> torch.Tensor:
-        half, out = turned // 2, x.clone()
-        for i in range(half):
-            angle = torch.tensor(position * theta ** (-i / half))
-            out[i] = x[i] * angle.cos() - x[i + half] * angle.sin()
-            out[i + half] = x[i + half] * angle.cos() + x[i] * angle.sin()
-        return out
-
-    def run(layer: Any, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        attention, mlp, rows = layer.mtp_block.self_attn, layer.mtp_block.mlp, []
-        cache: list[tuple[torch.Tensor, torch.Tensor]] = []
-        first = getattr(layer.config, "mtp_hidden_states_first", False)
-        for position, (token, state) in enumerate(zip(embedded, states, strict=True)):
-            parts = [normed(token, layer.enorm), normed(state, layer.hnorm)]
-            x = layer.eh_proj.weight @ torch.cat(parts[::-1] if first else parts)
-            inside = normed(x, layer.mtp_block.input_layernorm)
-            queries = attention.q_proj(inside).view(c.num_attention_heads, -1)
-            queries, gates = queries[:, :size], queries[:, size:]
-            keys, values = (part(inside).view(-1, size) for part in (attention.k_proj, attention.v_proj))
-            if hasattr(attention, "q_norm"):
-                queries, keys = normed(queries, attention.q_norm), normed(keys, attention.k_norm)
-            cache.append((torch.stack([turn(key, position) for key in keys]), values))
-            found = []
-            for index, query in enumerate(queries):
-                own = index * c.num_key_value_heads // c.num_attention_heads
-                scores = torch.stack([turn(query, position) @ key[own] for key, _ in cache]) / size**0.5
-                mixed = sum(w * value[own] for w, (_, value) in zip(scores.softmax(0), cache, strict=True))
-                found.append(mixed * gates[index].sigmoid() if gated else mixed)
-            x = x + attention.o_proj(torch.cat(found))
-            inside = normed(x, layer.mtp_block.post_attention_layernorm)
-            x = x + mlp.down_proj(silu(mlp.gate_proj(inside)) * mlp.up_proj(inside))
-            rows.append(normed(x, layer.post_norm))
-        return torch.stack(rows)
-
-    return run
-
-
 @RUNTIMES
 @pytest.mark.parametrize("name", FORMATS)
 def test_it_drafts_what_the_report_says(name: str, runtime: str, tmp_path: Path) -> None:
@@ -255,9 +206,8 @@ def test_it_drafts_what_the_report_says(name: str, runtime: str, tmp_path: Path)
     lm, text = headed(where, beside(made, where, tmp_path, target), runtime), [3, 17, 8, 29, 11, 5, 23]
     lm.forward([Feed(1, 0, text[:6], 1), Feed(0, 0, text[:1], 1)])
     drafted = lm.draft([HeadRequest(1, text[:7], GREEDY, 5), HeadRequest(0, text[:2], GREEDY, 4)])
-    for run in (by_transformers(target, made.gated), by_hand(target, made.gated)):
-        wanted = [expected(made, target, layer, text[:7], 5, run), expected(made, target, layer, text[:2], 4, run)]
-        assert drafted == wanted
+    run = by_transformers(target, made.gated)
+    assert drafted == [expected(made, target, layer, text[: 7 - 5 * at], 5 - at, run) for at in (0, 1)]
 
 
 @RUNTIMES
@@ -268,7 +218,7 @@ def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(name: str
     run = by_transformers(target, made.gated)
     walk(
         headed(where, beside(made, where, tmp_path, target), runtime),
-        lambda text, depth: expected(made, target, layer, text, depth, run),
+        lambda text, depth, _: expected(made, target, layer, text, depth, run),
         steps=80,
     )
 
@@ -295,7 +245,7 @@ def test_it_does_so_beside_recurrent_layers(made: Callable[..., PreTrainedConfig
     target, layer, where = beside_recurrent(made, tmp_path)
     run, lm = by_transformers(target, gated=True), headed(where, where)
     assert lm.most_window == MOST_WINDOW
-    walk(lm, lambda text, depth: expected(FORMATS["qwen3-next"], target, layer, text, depth, run), steps=60)
+    walk(lm, lambda text, depth, _: expected(FORMATS["qwen3-next"], target, layer, text, depth, run), steps=60)
 
 
 def test_it_needs_the_states_of_a_window(tmp_path: Path) -> None:
@@ -314,7 +264,7 @@ def test_it_does_so_beside_a_compiled_target(tmp_path: Path, monkeypatch: pytest
     target, layer, where = built(LLAMA, tmp_path)
     run = by_transformers(target, LLAMA.gated)
     lm = headed(where, where, compiled=True)
-    walk(lm, lambda text, depth: expected(LLAMA, target, layer, text, depth, run), steps=30)
+    walk(lm, lambda text, depth, _: expected(LLAMA, target, layer, text, depth, run), steps=30)
 
 
 def test_the_target_says_what_it_says_without_it(tmp_path: Path) -> None:
@@ -323,21 +273,6 @@ def test_the_target_says_what_it_says_without_it(tmp_path: Path) -> None:
     for lm in (load_model(where, slots=1), headed(where, where)):
         rows = lm.forward([Feed(0, 0, text, len(text))])
         assert torch.allclose(rows, models.plain(target, text), atol=models.TOLERANCE)
-
-
-def test_a_checkpoint_of_several_files_is_read(tmp_path: Path) -> None:
-    target, layer, where = built(MIMO, tmp_path)
-    folder, tensors = Path(where), load_file(Path(where) / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    files = {name: f"part-{index % 3}.safetensors" for index, name in enumerate(tensors)}
-    for file in set(files.values()):
-        part = {name: tensor for name, tensor in tensors.items() if files[name] == file}
-        save_file(part, folder / file, metadata={"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    lm, text = headed(where, where), [3, 17, 8, 29]
-    lm.forward([Feed(0, 0, text[:3], 1)])
-    wanted = expected(MIMO, target, layer, text, 3, by_transformers(target, gated=False))
-    assert lm.draft([HeadRequest(0, text, GREEDY, 3)]) == [wanted]
 
 
 @RUNTIMES
@@ -492,13 +427,13 @@ def test_a_target_that_tells_no_features_is_refused(tmp_path: Path) -> None:
 FOREIGN_CODE = {"AutoConfig": "configuration_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
 
 
-def mimo(folder: Path, theta: float = 640.0) -> tuple[PreTrainedModel, str]:
+def mimo(folder: Path, theta: float = 640.0) -> tuple[PreTrainedModel, MtpLayer, str]:
     """A Qwen2 and where it is, with an MTP layer, as MiMo's folders say it; code there would fail if it were run."""
     config: Any = models.config("qwen2")
     config.rope_parameters = {"rope_type": "default", "rope_theta": theta}
     target = models.build(config)
-    where = models.save(target, folder / "mimo")
-    change(where, stored(MIMO, module(MIMO, target)))
+    layer, where = module(MIMO, target), models.save(target, folder / "mimo")
+    change(where, stored(MIMO, layer))
     path = folder / "mimo" / "config.json"
     said = {key: each for key, each in json.loads(path.read_text()).items() if key not in ("rope_parameters", "dtype")}
     own = {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "auto_map": FOREIGN_CODE, "rope_theta": theta}
@@ -506,73 +441,14 @@ def mimo(folder: Path, theta: float = 640.0) -> tuple[PreTrainedModel, str]:
     path.write_text(json.dumps({**said, **own, **more}))
     for name in ("configuration_mimo.py", "modeling_mimo.py"):
         (path.parent / name).write_text("raise AssertionError('was run')\n")
-    return target, where
+    return target, layer, where
 
 
-def mimo_layer(tensors: Mapping[str, torch.Tensor], config: Any) -> Callable[..., torch.Tensor]:
-    """The layer, from the file's tensors: what all rows lead to, by a loop over them."""
-    part = MIMO.layer
-    heads, shared = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
-    size, theta = config.hidden_size // heads, config.rope_parameters["rope_theta"]
-
-    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
-        return tensors[f"{part}{name}.weight"] @ x + tensors.get(f"{part}{name}.bias", torch.zeros(()))
-
-    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
-        scaled: torch.Tensor = x / (x.square().mean() + config.rms_norm_eps).sqrt()
-        return tensors[f"{part}{name}.weight"] * scaled
-
-    def turn(x: torch.Tensor, position: int) -> torch.Tensor:
-        """Each head as complex numbers, whose imaginary parts are in its second half."""
-        angles = position * theta ** (-torch.arange(size // 2) / (size // 2))
-        turned = torch.complex(x[:, : size // 2], x[:, size // 2 :]) * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat((turned.real, turned.imag), -1)
-
-    def run(embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        keys, values, rows = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
-        for at, (token, state) in enumerate(zip(embedded, states, strict=True)):
-            both = torch.cat((norm("hidden_layernorm", state), norm("token_layernorm", token)))
-            x = linear("input_proj", both)
-            inside = norm("input_layernorm", x)
-            query = turn(linear("self_attn.q_proj", inside).view(heads, size), at)
-            for kept, name in ((keys, "k_proj"), (values, "v_proj")):
-                found = linear(f"self_attn.{name}", inside).view(-1, size)
-                kept.append((turn(found, at) if kept is keys else found).repeat_interleave(shared, 0))
-            weights = torch.stack([(query * key).sum(-1) for key in keys]).div(size**0.5).softmax(0)
-            seen = (weights[..., None] * torch.stack(values)).sum(0)
-            x = x + linear("self_attn.o_proj", seen.flatten())
-            inside = norm("post_attention_layernorm", x)
-            x = x + linear("mlp.down_proj", silu(linear("mlp.gate_proj", inside)) * linear("mlp.up_proj", inside))
-            rows.append(norm("final_layernorm", x))
-        return torch.stack(rows)
-
-    return run
-
-
-@torch.no_grad()
 @RUNTIMES
 def test_mimo_s_own_files_are_served_as_a_qwen2_with_a_head(runtime: str, tmp_path: Path) -> None:
-    target, where = mimo(tmp_path)
-    text, tensors = [3, 17, 8, 29, 11, 5, 23], load_file(Path(where) / "model.safetensors")
-    lm = headed(where, where, runtime)
+    target, layer, where = mimo(tmp_path)
+    text, lm = [3, 17, 8, 29, 11, 5, 23], headed(where, where, runtime)
     rows = lm.forward([Feed(0, 0, text[:-1], len(text) - 1)])
     assert torch.allclose(rows, models.plain(target, text[:-1]), atol=models.TOLERANCE)
-    layer = mimo_layer(tensors, target.config)
-    wanted = expected(MIMO, target, layer, text, 4, lambda layer, embedded, states: layer(embedded, states))
+    wanted = expected(MIMO, target, layer, text, 4, by_transformers(target, gated=False))
     assert lm.draft([HeadRequest(0, text, GREEDY, 4)]) == [wanted]
-
-
-@torch.no_grad()
-def test_a_fused_matrix_of_mimo_s_begins_with_the_state(tmp_path: Path) -> None:
-    """What the other formats have there, embedding before state, makes other drafts."""
-    target, where = mimo(tmp_path)
-    text, tensors = [3, 17, 8, 29, 11, 5, 23], load_file(Path(where) / "model.safetensors")
-    name = f"{MIMO.fuse}.weight"
-    turned = {**tensors, name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1)}
-    drafts = []
-    for given in (tensors, turned):
-        layer = mimo_layer(given, target.config)
-        drafts.append(expected(MIMO, target, layer, text, 4, lambda layer, *rows: layer(*rows)))
-    lm = headed(where, where)
-    lm.forward([Feed(0, 0, text[:-1], 1)])
-    assert lm.draft([HeadRequest(0, text, GREEDY, 4)]) == drafts[:1] != drafts[1:]

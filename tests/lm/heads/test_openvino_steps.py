@@ -12,12 +12,11 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm import load_model
-from specwire.lm.heads import eagle3, openvino_steps
-from specwire.lm.heads.eagle3_runner import Eagle3Runner
+from specwire.lm.heads import eagle3, openvino_heads
+from specwire.lm.heads.eagle3 import Eagle3Runner
 from specwire.lm.heads.head import SteppedHead
-from specwire.lm.heads.mtp_runner import MtpRunner
-from specwire.lm.heads.openvino_layer import Eagle3Openvino, MtpOpenvino
-from specwire.lm.heads.openvino_steps import SUMS, OpenvinoHead
+from specwire.lm.heads.mtp import MtpRunner
+from specwire.lm.heads.openvino_heads import SUMS, Eagle3Openvino, MtpOpenvino, OpenvinoHead
 from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of
@@ -102,7 +101,7 @@ def test_a_large_head_has_one_graph_and_drafts_the_same(
     where: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = headed(where, "openvino")
-    monkeypatch.setattr(openvino_steps, "MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr(openvino_heads, "MOST_COPIED_BYTES", 0)
     large, text = headed(where, "openvino"), [3 + (7 * index) % 40 for index in range(20)]
     assert isinstance(large._head, OpenvinoHead)
     assert large._head._first is large._head._further

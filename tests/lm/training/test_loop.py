@@ -47,8 +47,7 @@ def windows(seed: int = 1) -> Iterator[torch.Tensor]:
 
 
 def test_the_ids_that_occur_most_are_said() -> None:
-    offsets = draft_ids(torch.tensor([5, 0, 9, 1, 7, 7]), 3)
-    assert (torch.arange(3) + offsets).tolist() == [2, 4, 5]
+    assert draft_ids(torch.tensor([5, 0, 9, 1, 7, 7]), 3).tolist() == [2, 4, 5]
 
 
 def train(

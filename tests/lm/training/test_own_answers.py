@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.model_files import ModelText
-from specwire.lm.training.chains import guessed, own_ids_of
+from specwire.lm.training.head import guessed, own_ids_of, unrolled
 from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, batches, parted
 from specwire.lm.training.loop import draft_ids
 from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
@@ -238,9 +238,19 @@ def _tokenizer() -> Tokenizer:
 def head(target: str) -> Eagle3:
     torch.manual_seed(5)
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
-    config = Eagle3Config(32, 48, 4, 2, 8, 50, 40, TAPS, norm_before_residual=True)
+    config = Eagle3Config(
+        hidden=32,
+        inner=48,
+        heads=4,
+        key_heads=2,
+        head_dim=8,
+        vocabulary=50,
+        draft_vocabulary=40,
+        taps=TAPS,
+        norm_before_residual=True,
+    )
     made = Eagle3(config, model.get_parameter("model.embed_tokens.weight").detach().clone())
-    made.d2t.copy_(draft_ids(torch.arange(50), 40))
+    made.d2t.copy_(draft_ids(torch.arange(50), 40) - torch.arange(40))
     with torch.no_grad():
         for parameter in (made.lm_head.weight, made.o_proj.weight, made.down_proj.weight):
             parameter.mul_(3)
@@ -253,12 +263,12 @@ def test_chains_are_those_of_the_head_unrolled(
     """Loss, tested and right guesses of each step are as by the whole head at all places, masked by hand."""
     kept = KeptTexts(tmp_path, WIDTH, ABOUT)
     OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(150, print)
-    monkeypatch.setattr("specwire.lm.training.chains.LIKELY", -2.5)
+    monkeypatch.setattr("specwire.lm.training.head.LIKELY", -2.5)
     batch, ids, depth = kept.batch(kept.texts), own_ids_of(head), 3
     rows = batch.rows._replace(features=batch.rows.features.float())
     for row, text in enumerate(kept.texts):  # Texts of which each first guess is right, and so some later ones.
         for place in range(text.learnt - 2, text.length - 2):
-            first = next(head.unrolled(rows.tokens[row : row + 1], rows.features[row : row + 1], 1))
+            first = next(unrolled(head, rows.tokens[row : row + 1], rows.features[row : row + 1], 1))
             guess = head.target_ids(first[0, place].argmax())
             rows.tokens[row, place + 2] = rows.best[row, place + 2, 0] = guess
     found = guessed(head, batch._replace(rows=rows), ids, depth, 0.5, learns=False)
@@ -270,7 +280,7 @@ def test_chains_are_those_of_the_head_unrolled(
         features = torch.zeros(1, text.length + depth + 1, WIDTH)
         features[:, : text.length] = rows.features[row, : text.length]
         alive = {place for place in range(text.length - 2) if place + 2 >= text.learnt}
-        for step, logits in enumerate(head.unrolled(padded, features, depth)):
+        for step, logits in enumerate(unrolled(head, padded, features, depth)):
             log_q = logits[0].log_softmax(-1)
             for place in sorted(alive):
                 at = place + step + 2

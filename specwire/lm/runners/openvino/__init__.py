@@ -1,1 +1,1 @@
-"""OpenVINO computes the forward: `runner` has the models, `graph` how a model becomes a graph over pages of a cache."""
+"""OpenVINO computes the forward: `runner` builds a model's graph, `graph` runs graphs over pages of a cache."""

@@ -1,116 +1,35 @@
-"""A causal model as an OpenVINO graph over pages of a cache that lies here: what the target and a head share."""
+"""OpenVINO graphs over pages of a cache that lies here, as they are run: what the target and a head share."""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import openvino
 import torch
 from openvino import opset13 as opset
-from openvino._offline_transformations import (
-    apply_make_stateful_transformation,
-    apply_moc_transformations,
-    paged_attention_transformation,
-)
+from openvino._offline_transformations import apply_moc_transformations
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import nn
 
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed
-from specwire.lm.kv_memory import forget, unused
-from specwire.lm.rounding import rounded_groups
+from specwire.lm.kv_cache import forget, unused
+from specwire.lm.linear import rounded_groups
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A causal model as a function of tensors, its KV cache among them: the form in which a graph can be traced.
-
-
-class Given(NamedTuple):
-    """A further input of a model. example: to trace with, of `EXAMPLE` sessions and tokens. shape: -1 for any size."""
-
-    name: str
-    example: torch.Tensor
-    shape: tuple[int, ...]
-
-
-# Sessions and new tokens that graphs are traced with. A dimension of 1 would become a constant.
-EXAMPLE = (2, 4)
-
-
-class Stateless(nn.Module):
-    """Attention stays one operation, which runtimes recognise.
-
-    Attributes:
-        layers: number of layers; each has keys and values.
-        heads, head_size: of keys and values.
-        given: inputs beside text and cache.
-        told: names of what is returned beside logits and cache.
-    """
-
-    given: tuple[Given, ...] = ()
-    told: tuple[str, ...] = ()
-    layers: int
-    heads: int
-    head_size: int
-
-    @abstractmethod
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        beam_idx: torch.Tensor,
-        *more: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        """Logits of the new tokens, and the cache with them behind `past`.
-
-        Args:
-            input_ids, position_ids: (sessions, new tokens).
-            attention_mask: (sessions, all tokens), 0 where there is padding.
-            beam_idx: (sessions,), which row of `past` each session goes on from.
-            more: what is `given`; behind it `past`, of each layer in turn keys and values, (sessions, heads, positions,
-                head_size).
-
-        Behind them what is `told`.
-        """
-        ...
-
-
-def causal_mask(attention_mask: torch.Tensor, new: int) -> torch.Tensor:
-    """Additive (sessions, 1, new, all): of all tokens, the last `new` see those before them that are no padding."""
-    whole = attention_mask.shape[1]
-    at = torch.arange(whole)
-    seen = (at <= at[whole - new :, None]) & (attention_mask[:, None, None, :] > 0)
-    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)
-
-
-def repeated(states: torch.Tensor, queries: int) -> torch.Tensor:
-    """Keys or values (sessions, heads, positions, head_size) for so many heads of queries. Pages undo it."""
-    sessions, heads, positions, size = states.shape
-    shape = (sessions, heads, queries // heads, positions, size)
-    return states[:, :, None].expand(shape).reshape(sessions, queries, positions, size)
-
-
-def normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """The root-mean-square norm, spelt out as OpenVINO recognises it."""
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A causal model as an OpenVINO graph, traced once with its KV cache as arguments.
+# Parts of graphs: functions of tensors that are traced, outputs that are left out, weights in 8 bits.
 #
 # The usual converter reports usage statistics; the frontend below it, which is called here, does not.
 
-TEXT_INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
 LOGITS = "logits"
 ROWS = "rows"
 
@@ -124,7 +43,7 @@ def traced(module: nn.Module, example: tuple[torch.Tensor, ...]) -> openvino.Mod
         once = {"check_trace": False}  # traced again, to compare, it took twice as long
         decoder = TorchScriptPythonDecoder(module.eval(), example_input=example, trace_kwargs=once)
         graph = openvino.Model(frontend.convert(frontend.load(decoder)))
-    # What the converter does too; the pass that pages the cache needs the shapes that this finds.
+    # What the converter does too.
     apply_moc_transformations(graph, cf=False, smart_reshape=True)
     return graph
 
@@ -137,43 +56,6 @@ def name_ports(graph: openvino.Model, inputs: Sequence[tuple[str, Sequence[int]]
     for port, name in zip(graph.outputs, outputs, strict=True):
         port.get_tensor().set_names({name})
     graph.validate_nodes_and_infer_types()
-
-
-def stateful(stateless: Stateless) -> openvino.Model:
-    """The graph (input_ids, attention_mask, position_ids, beam_idx, given) -> logits, told; its state is the cache."""
-    graph = traced(stateless, _example(stateless))
-    past = [f"past.{index}" for index in range(2 * stateless.layers)]
-    present = [f"present.{index}" for index in range(2 * stateless.layers)]
-    text = [(name, [-1] if name == "beam_idx" else [-1, -1]) for name in TEXT_INPUTS]
-    given = [(each.name, each.shape) for each in stateless.given]
-    cache = [(name, [-1, stateless.heads, -1, stateless.head_size]) for name in past]
-    name_ports(graph, [*text, *given, *cache], [LOGITS, *present, *stateless.told])
-    apply_make_stateful_transformation(graph, dict(zip(past, present, strict=True)))
-    _start_empty(graph, stateless)
-    return graph
-
-
-def paged(stateless: Stateless) -> openvino.Model:
-    """The graph over a cache in pages (blocks of positions) that the caller owns, logits of chosen rows only.
-
-    Inputs beside the caches: the tokens of all sessions one behind the other (`input_ids`, `position_ids`), where each
-    session's tokens begin (`subsequence_begins`), how much of it is cached (`past_lens`), its pages (`block_indices`,
-    `block_indices_begins`), the longest text (`max_context_len`), and the tokens whose logits are wanted (`rows`).
-    What is given for each token is (tokens, 1, any).
-    """
-    graph = stateful(stateless)
-    paged_attention_transformation(graph)
-    if all(given.name != ROWS for given in stateless.given):
-        _select_rows(graph)
-    return graph
-
-
-def without(graph: openvino.Model, output: str) -> openvino.Model:
-    """A copy of the graph over the same constants, without one output and without what led only to it."""
-    rest = graph.clone()
-    names = [port.any_name for port in rest.outputs]
-    rest.remove_result(rest.results[names.index(output)])
-    return rest
 
 
 def round_weights(graph: openvino.Model, least: int = 0) -> None:
@@ -197,40 +79,6 @@ def unrounded(integers: Any, scale: torch.Tensor) -> Any:
     groups = opset.multiply(opset.convert(integers, "f32"), opset.constant(scale.float()[:, :, None].numpy()))
     shape = np.array([scale.shape[0], -1], np.int64)
     return opset.reshape(groups, opset.constant(shape), special_zero=False)
-
-
-def _start_empty(graph: openvino.Model, stateless: Stateless) -> None:
-    """Say what the cache is before the first token; the pass that pages the cache looks for this."""
-    sessions = opset.gather(opset.shape_of(graph.input("input_ids"), "i64"), opset.constant([0]), opset.constant(0))
-    rest = (opset.constant([size]) for size in (stateless.heads, 0, stateless.head_size))
-    empty = opset.broadcast(opset.constant(0.0, dtype=openvino.Type.f32), opset.concat([sessions, *rest], axis=0))
-    for operation in graph.get_ops():
-        if operation.get_type_name() == "ReadValue":
-            operation.set_arguments([empty])
-    graph.validate_nodes_and_infer_types()
-
-
-def _select_rows(graph: openvino.Model) -> None:
-    """Put a selection of rows before the output layer, whose product is the largest of a forward."""
-    rows = opset.parameter([-1], openvino.Type.i32, name=ROWS)
-    rows.output(0).get_tensor().set_names({ROWS})
-    node = graph.output(LOGITS).get_node()
-    while node.get_type_name() != "MatMul":
-        node = node.input_value(0).get_node()
-    chosen = opset.gather(node.input_value(0), rows, opset.constant(0))
-    node.input(0).replace_source_output(chosen.output(0))
-    graph.add_parameters([rows])
-    graph.validate_nodes_and_infer_types()
-
-
-def _example(stateless: Stateless) -> tuple[torch.Tensor, ...]:
-    """Inputs to trace with: new tokens behind three."""
-    sessions, new = EXAMPLE
-    past = (torch.zeros(sessions, stateless.heads, 3, stateless.head_size) for _ in range(2 * stateless.layers))
-    tokens, beams = torch.zeros(EXAMPLE, dtype=torch.int64), torch.arange(sessions, dtype=torch.int32)
-    given = (each.example for each in stateless.given)
-    # Positions are all 0, which the shortest context has too: values are not traced.
-    return tokens, torch.ones(sessions, 3 + new, dtype=torch.int64), tokens.clone(), beams, *given, *past
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -373,7 +221,11 @@ def in_sequences(feed: Feed) -> Iterator[Feed]:
 
 
 class PagedGraph:
-    """A graph that `paged` made, over slots.
+    """A graph of a `LayerGraph`, over slots.
+
+    Inputs beside the caches: the tokens of all sessions one behind the other (`input_ids`, `position_ids`), where each
+    session's tokens begin (`subsequence_begins`), how much of it is cached (`past_lens`), its pages (`block_indices`,
+    `block_indices_begins`), the longest text (`max_context_len`), and the tokens whose logits are wanted (`rows`).
 
     Its attention over pages takes for each session how much is cached and which pages hold it. So a slot is a fixed run
     of pages, a rollback is an integer, and a forward of many sessions copies no cache: keys and values are written in
@@ -385,10 +237,9 @@ class PagedGraph:
     one sequence it packs them anew; either adds in another order. (Weights in 8 bits whose products are of floats are
     multiplied otherwise in forwards of several rows, so that this does not hold for them.)
 
-    A small graph is compiled twice, over the same caches. Where one that tells less is given, it is for the forwards of
-    which nothing else is asked. Otherwise it is for plain steps: a window between them would change the shape twice,
-    which takes SmolLM2 4 ms each time (a plain step of it 14), or have the steps behind it padded. So drafting makes no
-    plain step longer.
+    A small graph is compiled twice, over the same caches: for plain steps, and for windows and prompts. One of those
+    between two plain steps would change the shape twice, which takes SmolLM2 some 4 ms each time (a plain step of it
+    14), or have the steps behind it padded. So drafting makes no plain step longer.
     """
 
     def __init__(
@@ -398,13 +249,9 @@ class PagedGraph:
         context: int,
         dtype: torch.dtype,
         threads: int,
-        quiet: openvino.Model | None = None,
         group: int = 0,
     ) -> None:
-        """quiet: the same graph, which tells less.
-
-        group: activations that are rounded with one scale, where their product's weights are integers; 0 rounds none.
-        """
+        """group: activations that share a scale where their product's weights are integers; 0 rounds none."""
         options = compile_options(computed_in(dtype), threads, group)
         self._compiled = CompiledGraph(graph, options)
         self._padding, self._threads = slots, threads
@@ -412,19 +259,14 @@ class PagedGraph:
         tensors, total = self.pages.tensors, (slots + 1) * self.pages.per_slot
         self._compiled.name_caches(tensors)
         self._indices = np.arange(total, dtype=np.int32).reshape(slots + 1, self.pages.per_slot)
-        self._telling = self._quiet = self._plain = self._compiled
+        self._wide = self._plain = self._compiled
         if context < FEW:
             return
         price = min(price_of_change(self._time), context)
-        self._telling.steady = SteadyRows(price)
-        if constant_bytes(graph) > MOST_COPIED_BYTES:
-            return
-        second = CompiledGraph(graph if quiet is None else quiet, options, tensors)
-        second.steady = SteadyRows(price)
-        if quiet is None:
-            self._plain = second
-        else:
-            self._quiet = second
+        self._wide.steady = SteadyRows(price)
+        if constant_bytes(graph) <= MOST_COPIED_BYTES:
+            self._plain = CompiledGraph(graph, options, tensors)
+            self._plain.steady = SteadyRows(price)
 
     def _time(self, rows: int) -> float:
         """Seconds of a forward of so many rows, on the slot of the padding."""
@@ -432,15 +274,13 @@ class PagedGraph:
         self.run([Feed(self._padding, 0, [0] * rows, rows)])
         return time.perf_counter() - began
 
-    def run(self, feeds: Sequence[Feed], telling: bool = True) -> int:
-        """Returns how many tokens were fed. telling: what the quiet graph does not tell, too."""
+    def run(self, feeds: Sequence[Feed]) -> int:
+        """Returns how many tokens were fed."""
         needed = sum(len(feed.tokens) for feed in feeds)
         sequences = feeds
         if any(len(feed.tokens) > 1 for feed in feeds):
             sequences = [*chain.from_iterable(map(in_sequences, feeds))]
-        self._compiled = self._telling if telling else self._quiet
-        if needed == len(feeds) and self._compiled is self._telling:
-            self._compiled = self._plain
+        self._compiled = self._plain if needed == len(feeds) else self._wide
         rows = self._compiled.steady.shape(needed)
         spare = rows - needed
         padding = [Feed(self._padding, 0, [0] * spare, 0)] if spare else []
@@ -481,22 +321,6 @@ class PagedGraph:
         give("position_ids", np.array([*positions], np.int64))
         give("past_lens", np.array([each.start for each in sequences], np.int32))
         give("max_context_len", np.array(max(stops), np.int32))
-
-
-class OverPages:
-    """What a runner and a head have of the slots that their graph has."""
-
-    _pages: Pages
-
-    def zero(self, slot: int, stop: int) -> None:
-        self._pages.zero(slot, stop)
-
-    def copy(self, source: int, target: int, stop: int) -> None:
-        self._pages.copy(source, target, stop)
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._pages.kv_bytes
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,17 @@
-"""Steps of a head by OpenVINO, which choose what is said: between two of them hardly anything is done.
+"""Heads by OpenVINO, beside a target that it computes too: EAGLE-3, an MTP layer, Medusa and Hydra.
 
-All steps of a draft behind the first run the same graph over the same memory. As one graph of all steps they took
-longer: each step's operations lie elsewhere then, and a target's forward has left none of them in the caches.
+A draft is a handful of very short forwards: as a graph of few operations one takes half of what TorchScript needs.
+The target's graph tells what a head's first product makes of its taps, not the taps (see `DecoderGraph`); of
+Medusa's, whose states are added as they are, what the target's last norm makes (see `Apart`).
+
+Steps of a layer choose what is said: between two of them hardly anything is done. All steps of a draft behind the first
+run the same graph over the same memory. As one graph of all steps they took longer: each step's operations lie
+elsewhere then, and a target's forward has left none of them in the caches.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any
@@ -16,34 +22,43 @@ import openvino
 import torch
 from openvino import Type
 from openvino import opset13 as opset
+from torch import nn
 
 from specwire.core.draft import HeadRequest
 from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm.guesses import CANDIDATES
-from specwire.lm.rounding import GROUP
-from specwire.lm.runners.linear import LEAST_ROUNDED
+from specwire.lm.heads.eagle3 import Eagle3
+from specwire.lm.heads.layer import HeadLayer, LayerConfig, rotations
+from specwire.lm.heads.medusa import Medusa, MedusaRunner
+from specwire.lm.heads.mtp import Mtp
+from specwire.lm.kv_cache import Stored
+from specwire.lm.linear import GROUP, LEAST_ROUNDED, LinearWeights
+from specwire.lm.runners.decoder import Model
 from specwire.lm.runners.openvino.graph import (
     CACHES,
     LOGITS,
     MOST_COPIED_BYTES,
     ROWS,
     CompiledGraph,
-    OverPages,
     Pages,
-    Stateless,
     SteadyRows,
     compile_options,
     constant_bytes,
-    paged,
+    name_ports,
     round_weights,
+    traced,
 )
+from specwire.lm.runners.openvino.runner import LayerGraph, named_input
 
 # Inputs and outputs share one space of names.
 STATES, NEXT_STATES = "states", "next_states"
 TOKENS, SUMS = "tokens", "sums"
 NOISE, SCALE, FILTERED, TOP_K, TOP_P = "noise", "scale", "filtered", "top_k", "top_p"
+
+# What a part of Medusa's heads computes.
+TOLD = "told"
 
 HEAD_DTYPE = torch.float32
 # What a change of shape costs a small head: of the rows that are read, in rows; of the texts, in texts.
@@ -61,23 +76,105 @@ Floats = npt.NDArray[np.float32]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The graph.
+# Layers as graphs.
+
+
+class HeadGraph(LayerGraph):
+    """`graph`: a head's layer over the states that its rows read, large weights in 8 bits. Logits of chosen rows only.
+
+    Of rows that are read for their keys and values alone nothing else is computed. width: of a state.
+    """
+
+    def __init__(
+        self,
+        layer: HeadLayer,
+        config: LayerConfig,
+        embedding: torch.Tensor,
+        output: LinearWeights,
+        turns: torch.Tensor,
+        turned: int | None = None,
+    ) -> None:
+        """The arguments are those of `layer.model_of`."""
+        super().__init__(config.shape, turns, turned, LEAST_ROUNDED)
+        self.width = config.hidden
+        states = named_input(STATES, [-1, config.hidden], Type.f32)
+        read, x = self.entered(self.looked_up(embedding, self.of_token("input_ids")), states)
+        read, x, seen = (self.chosen(each) for each in (read, x, self.attended(0, layer, read)))
+        x = opset.add(x, self.product(self.seen(read, seen), [layer.o_proj]))
+        x = self.fed_forward(x, layer.post_attention_layernorm.weight, layer)
+        last = self.normed(x, layer.norm.weight)
+        self.graph = self.finished([(LOGITS, self.product(last, [output])), (NEXT_STATES, self.left(x, last))], states)
+
+    @abstractmethod
+    def entered(self, embedded: Node, states: Node) -> tuple[Node, Node]:
+        """What attention reads of tokens and states, and the residual stream."""
+
+    def seen(self, read: Node, seen: Node) -> Node:
+        """What is taken of what attention saw. read: what it had read."""
+        return seen
+
+    @abstractmethod
+    def left(self, x: Node, last: Node) -> Node:
+        """What the next step reads of the stream behind the layer. last: likewise, behind the layer's last norm."""
+
+
+class Eagle3Graph(HeadGraph):
+    """States are fused already."""
+
+    def __init__(self, head: Eagle3, output: LinearWeights, turns: torch.Tensor) -> None:
+        self._head = head
+        super().__init__(head, head.config, head.embed_tokens.weight.detach(), output, turns)
+
+    def entered(self, embedded: Node, states: Node) -> tuple[Node, Node]:
+        fed = self.normed(embedded, self._head.input_layernorm.weight)
+        read = self.normed(states, self._head.hidden_norm.weight)
+        return opset.concat([fed, read], axis=-1), read if self._head.config.norm_before_residual else states
+
+    def left(self, x: Node, last: Node) -> Node:
+        return last if self._head.config.norm_output else x
+
+
+class MtpGraph(HeadGraph):
+    """States are what `StatePart` made of them: the end of a step, or of the target's forward, not the next one's.
+
+    So rows that only keys and values are wanted of need one product fewer.
+    """
+
+    def __init__(self, mtp: Mtp, target: Model) -> None:
+        self._mtp = mtp
+        super().__init__(mtp, mtp.config, target.embedding, target.head, target.rotations, mtp.config.turned)
+
+    def entered(self, embedded: Node, states: Node) -> tuple[Node, Node]:
+        own = LinearWeights(self._mtp.columns()[1], self._mtp.fuse.bias)
+        x = opset.add(self.product(self.normed(embedded, self._mtp.embedding_norm.weight), [own]), states)
+        return self.normed(x, self._mtp.input_layernorm.weight), x
+
+    def seen(self, read: Node, seen: Node) -> Node:
+        gate = self._mtp.gate
+        return seen if gate is None else opset.multiply(seen, opset.sigmoid(self.product(read, [gate])))
+
+    def left(self, x: Node, last: Node) -> Node:
+        own = LinearWeights(self._mtp.columns()[0], None)
+        return self.product(self.normed(last, self._mtp.state_norm.weight), [own])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What says tokens in place of logits.
 
 
 def choosing(step: openvino.Model, target_ids: torch.Tensor) -> openvino.Model:
     """A step that says tokens in place of logits; `step` is changed.
 
-    step: a graph that `paged` made, which tells LOGITS over the head's own ids and the STATES of its next step.
+    step: a `LayerGraph`'s, which tells LOGITS over the head's own ids and the STATES of its next step.
     target_ids: of each of its own ids the target's.
 
     Further inputs: NOISE (texts, own ids), SCALE, TOP_K, TOP_P (texts, 1), FILTERED (). Outputs: TOKENS, and SUMS of
     the logits (texts,), and NEXT_STATES.
     """
-    noise = _parameter(NOISE, [-1, len(target_ids)], Type.f32)
-    scale, top_k, top_p = (_parameter(name, [-1, 1], Type.f32) for name in (SCALE, TOP_K, TOP_P))
-    filtered = _parameter(FILTERED, [], Type.boolean)
+    noise = named_input(NOISE, [-1, len(target_ids)], Type.f32)
+    scale, top_k, top_p = (named_input(name, [-1, 1], Type.f32) for name in (SCALE, TOP_K, TOP_P))
+    filtered = named_input(FILTERED, [], Type.boolean)
     logits, states = (step.output(name).get_node().input_value(0) for name in (LOGITS, NEXT_STATES))
-    logits = opset.reshape(logits, opset.constant([-1, len(target_ids)]), special_zero=False)
     scaled, none = opset.multiply(logits, scale), opset.constant(np.float32(-np.inf))
     inner = [opset.parameter([-1, size], Type.f32) for size in (len(target_ids), 1, 1)]
     least, every = (opset.result(node) for node in (_least_kept(*inner), opset.constant([[np.float32(-np.inf)]])))
@@ -114,12 +211,6 @@ def _fix_shapes(graph: openvino.Model, rows: int, pages: Pages) -> None:
             rest = [size.get_length() if size.is_static else 1 for size in shape[1:]]
             shapes[port] = openvino.PartialShape([sizes.get(port.any_name, rows), *rest])
     graph.reshape(shapes)
-
-
-def _parameter(name: str, shape: list[int], kind: Type) -> Node:
-    node = opset.parameter(shape, kind, name=name)
-    node.output(0).get_tensor().set_names({name})
-    return node
 
 
 def _least_kept(scaled: Node, top_k: Node, top_p: Node) -> Node:
@@ -193,7 +284,7 @@ class _Step:
         return self.graph.request.get_tensor(name).data[:count]
 
 
-class OpenvinoHead(OverPages):
+class OpenvinoHead(Stored):
     """A `Head` whose step is a paged graph, in float32 with large weights in 8 bits.
 
     Products with weights that were rounded before round activations, too, where the processor has instructions for
@@ -205,29 +296,20 @@ class OpenvinoHead(OverPages):
 
     most_depth: int | None = None
 
-    def __init__(
-        self,
-        layer: Stateless,
-        target_ids: torch.Tensor,
-        width: int,
-        slots: int,
-        context: int,
-    ) -> None:
-        """layer: tells NEXT_STATES, is given STATES and ROWS. target_ids: see `choosing`. width: of a state."""
-        self.width = width
+    def __init__(self, step: HeadGraph, target_ids: torch.Tensor, slots: int, context: int) -> None:
+        """target_ids: see `choosing`."""
+        self.width, self._held = step.width, step.held
         self._ids, self._context, self._padding = target_ids.numpy(), context, slots
-        step = paged(layer)
-        round_weights(step, LEAST_ROUNDED)
-        graph, options = choosing(step, target_ids), compile_options(HEAD_DTYPE, torch.get_num_threads(), GROUP)
+        graph, options = choosing(step.graph, target_ids), compile_options(HEAD_DTYPE, torch.get_num_threads(), GROUP)
         first = CompiledGraph(graph, options)
-        self._pages = Pages(first.caches, slots + 1, context)
-        first.name_caches(self._pages.tensors)
+        self.store = Pages(first.caches, slots + 1, context)
+        first.name_caches(self.store.tensors)
         self._alone: _Step | None = None
         if constant_bytes(graph) <= MOST_COPIED_BYTES:
-            further = CompiledGraph(graph, options, self._pages.tensors)
+            further = CompiledGraph(graph, options, self.store.tensors)
             self._first, self._further = (_Step(each, ROW_PRICE, TEXT_PRICE) for each in (first, further))
-            _fix_shapes(graph, FEW_TOKENS, self._pages)
-            self._alone = _Step(CompiledGraph(graph, options, self._pages.tensors), fixed=FEW_TOKENS)
+            _fix_shapes(graph, FEW_TOKENS, self.store)
+            self._alone = _Step(CompiledGraph(graph, options, self.store.tensors), fixed=FEW_TOKENS)
         else:
             self._first = self._further = _Step(first)
 
@@ -255,7 +337,7 @@ class OpenvinoHead(OverPages):
                 step = self._further if alone is None else alone
                 step.choose(requests, len(self._ids))
                 rows = step.fixed or step.texts
-                step.graph.give(STATES, np.zeros((rows, 1, self.width), np.float32))
+                step.graph.give(STATES, np.zeros((rows, self.width), np.float32))
             behind = [
                 Feed(feed.slot, feed.stop, [token], 1) for feed, token in zip(feeds, tokens[0].tolist(), strict=True)
             ]
@@ -287,8 +369,8 @@ class OpenvinoHead(OverPages):
         sequences = [*chain.from_iterable(map(_sequences, feeds)), *self._padded(rows - needed)]
         ends = accumulate(len(feed.tokens) for feed in feeds)
         self._place(step, sequences, [end - 1 for end in ends], 0)
-        states = np.zeros((rows, 1, self.width), np.float32)
-        states[:needed, 0] = features
+        states = np.zeros((rows, self.width), np.float32)
+        states[:needed] = features
         step.graph.give(STATES, states)
         step.graph.request.infer(share_outputs=True)
         return rows
@@ -302,7 +384,7 @@ class OpenvinoHead(OverPages):
 
         further: how many rows of each text will follow, for which pages are named, too.
         """
-        give, size, per_slot = step.graph.give, self._pages.size, self._pages.per_slot
+        give, size, per_slot = step.graph.give, self.store.size, self.store.per_slot
         rows = [*drawn]
         rows += [0] * (step.texts - len(rows))
         stops = [min(each.stop + further, self._context) for each in sequences]
@@ -328,3 +410,73 @@ def _sequences(feed: Feed) -> Sequence[Feed]:
     if not 1 < len(feed.tokens) <= FEW_TOKENS:
         return (feed,)
     return [Feed(feed.slot, at, (token,), 0) for at, token in enumerate(feed.tokens, feed.start)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Heads.
+
+
+class Eagle3Openvino(OpenvinoHead):
+    """A `Head`: EAGLE-3 over `slots` texts, whose features are fused already.
+
+    Raises what OpenVINO raises for a graph that it cannot make.
+    """
+
+    def __init__(self, head: Eagle3, served: int, slots: int, context: int, turns: torch.Tensor | None = None) -> None:
+        """The arguments are those of `Eagle3Runner`."""
+        config = head.config
+        for part in head.children():
+            if part is not head.embed_tokens:  # as large as all the rest: rows of it are widened as they are read
+                part.float()
+        ids = head.target_ids(torch.arange(config.draft_vocabulary))
+        output = LinearWeights(head.lm_head.weight.detach()[ids < served], None)
+        if turns is None:
+            turns = rotations(context, config.head_dim, config.head_dim, config.theta)
+        super().__init__(Eagle3Graph(head, output, turns), ids[ids < served], slots, context)
+
+
+class MtpOpenvino(OpenvinoHead):
+    """A `Head`: an MTP layer over `slots` texts, whose features are what `mtp.told_of` has; else as EAGLE-3's."""
+
+    def __init__(self, mtp: Mtp, target: Model, slots: int, context: int) -> None:
+        """The arguments are those of `MtpRunner`."""
+        graph = MtpGraph(mtp.to("cpu", torch.float32), target)
+        super().__init__(graph, torch.arange(len(target.head.weight)), slots, context)
+
+
+class MedusaOpenvino(MedusaRunner):
+    """A `Head`: Medusa or Hydra, whose features are behind the target's last norm if they read there.
+
+    Each head is a graph of its few products, of which PyTorch draws. An output layer that they share is a graph of its
+    own: a compilation has its weights for itself. Large weights are in 8 bits.
+    Raises what OpenVINO raises for a graph that it cannot make.
+    """
+
+    def __init__(self, heads: Medusa) -> None:
+        """The heads' layers go over into the graphs."""
+        for layers in (heads.blocks, heads.outputs):
+            layers.float()
+        super().__init__(heads.eval(), None, HEAD_DTYPE)
+        config, self._graphs = heads.config, list[tuple[CompiledGraph, ...]]()
+        shared = _compiled(heads.outputs[0], config.hidden) if config.shared else None
+        for head, block in enumerate(heads.blocks):
+            if shared is None:
+                self._graphs.append((_compiled(nn.Sequential(block, heads.outputs[head]), config.width(head)),))
+            else:
+                self._graphs.append((_compiled(block, config.width(head)), shared))
+        heads.blocks, heads.outputs = nn.ModuleList(), nn.ModuleList()
+
+    def _logits(self, head: int, read: torch.Tensor) -> torch.Tensor:
+        told = read.numpy()
+        for graph in self._graphs[head]:
+            graph.give(STATES, told)
+            graph.request.infer(share_outputs=True)
+            told = graph.request.get_tensor(TOLD).data
+        return torch.from_numpy(told)
+
+
+def _compiled(part: nn.Module, width: int) -> CompiledGraph:
+    graph = traced(part, (torch.zeros(2, width),))
+    name_ports(graph, [(STATES, (-1, width))], [TOLD])
+    round_weights(graph, LEAST_ROUNDED)
+    return CompiledGraph(graph, compile_options(HEAD_DTYPE, torch.get_num_threads(), GROUP))

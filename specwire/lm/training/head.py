@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head learns of kept texts: chains of guesses, as long as they go on (training-time test).
+"""From a target's own answers to an EAGLE-3 head for it: chains of guesses, as long as they go on (training-time test).
 
 A later guess is only of use where those before it were right, so only there is it computed and learnt: behind a guess
 that is the text's token, or, while it learns, one that the head finds likely (LIKELY). Of a text's prompt only keys and
@@ -9,15 +9,22 @@ gradient of the cross-entropy to it is made along with the logits, in pieces, so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import PreTrainedConfig
 
-from specwire.lm.heads.eagle3 import Eagle3, KeysValues, rotated
-from specwire.lm.training.kept_texts import TextBatch
+from specwire.lm.heads import eagle3
+from specwire.lm.heads.eagle3 import TAPS, Eagle3, Eagle3Config, KeysValues, rotated
+from specwire.lm.pretrained import CPU, pretrained
+from specwire.lm.training.kept_texts import KeptTexts, TextBatch, TokenRows, parted
+from specwire.lm.training.loop import HELD_OUT_TOKENS, SOFT, Course, draft_ids
+from specwire.lm.training.own_answers import SEED
+from specwire.named_models import located
 
 LIKELY = math.log(0.15)
 # Weight of the cross-entropy to the target's best id, beside that to its distribution; rows of logits at once.
@@ -148,14 +155,29 @@ def guessed(
     return Guessed(loss, tested, right)
 
 
+def unrolled(head: Eagle3, tokens: torch.Tensor, taps: torch.Tensor, depth: int) -> Iterator[torch.Tensor]:
+    """Logits of each step, (rows, places, draft vocabulary): place t reads taps at t and tokens from t + 1 on.
+
+    tokens: (rows, length). taps: (rows, length, 3 target_hidden). Places are those of which all steps are within.
+    """
+    count, last = len(tokens), tokens.shape[1] - depth - 1
+    scored, none = torch.zeros_like(tokens, dtype=torch.bool), torch.empty(0)
+    scored[:, 2 : last + 2] = True
+    text, chains = _begun(head, TextBatch(TokenRows(tokens, taps, none, none), scored))
+    texts, places = chains.at
+    for step in range(depth):
+        out, own = _step(head, text, chains, step)
+        yield head.lm_head(head.norm(out)).view(count, last, -1)
+        chains = chains._replace(own=[*chains.own, own] if step else [])
+        chains = _following(head, chains, out, tokens[texts, places + step + 2]) if step + 1 < depth else chains
+
+
 def _begun(head: Eagle3, batch: TextBatch) -> tuple[_Text, _Chains]:
     """A place reads the features at it and the token behind, and says what stands behind that."""
     (tokens, features, *_), scored = batch
     places = tokens.shape[1] - 1
     fused = head.fuse(features[:, :places].to(head.fc.weight.dtype))
-    normed = head.hidden_norm(fused)
-    embedded = functional.embedding(tokens[:, 1:], head.embed_tokens.weight).to(fused.dtype)
-    reads = torch.cat([head.input_layernorm(embedded), normed], -1)
+    reads, stream = head.reads(fused, tokens[:, 1:])
     positions = torch.arange(places)
     keys = head.split(head.k_proj(reads), head.config.key_heads, head.k_norm)
     values = head.split(head.v_proj(reads), head.config.key_heads)
@@ -165,18 +187,14 @@ def _begun(head: Eagle3, batch: TextBatch) -> tuple[_Text, _Chains]:
     begin = torch.zeros_like(scored[:, :places])
     begin[:, : places - 1] = scored[:, 2:]
     texts, at = begin.nonzero(as_tuple=True)
-    stream = normed if head.config.norm_before_residual else fused
     right = torch.ones(len(at), dtype=torch.bool)
     return _Text(KeysValues(*wide), later), _Chains((texts, at), reads[texts, at], stream[texts, at], [], right)
 
 
 def _following(head: Eagle3, chains: _Chains, out: torch.Tensor, tokens: torch.Tensor) -> _Chains:
     """The next step reads what this one returned, and the token that it guessed."""
-    states = head.norm(out) if head.config.norm_output else out
-    normed = head.hidden_norm(states)
-    embedded = functional.embedding(tokens, head.embed_tokens.weight).to(states.dtype)
-    reads = torch.cat([head.input_layernorm(embedded), normed], -1)
-    return chains._replace(reads=reads, stream=normed if head.config.norm_before_residual else states)
+    reads, stream = head.reads(head.norm(out) if head.config.norm_output else out, tokens)
+    return chains._replace(reads=reads, stream=stream)
 
 
 def _step(head: Eagle3, text: _Text, chains: _Chains, step: int) -> tuple[torch.Tensor, KeysValues]:
@@ -201,10 +219,7 @@ def _step(head: Eagle3, text: _Text, chains: _Chains, step: int) -> tuple[torch.
     if step:
         sums = scores.logsumexp(-1).transpose(1, 2)[texts, places]
         seen = _with_own(queries, sums, seen, [*chains.own, own])
-    hidden = chains.stream + head.o_proj(seen.flatten(1))
-    normed = head.post_attention_layernorm(hidden)
-    fed = functional.silu(head.gate_proj(normed)) * head.up_proj(normed)
-    return hidden + head.down_proj(fed), own
+    return head.fed_forward(chains.stream + head.o_proj(seen.flatten(1))), own
 
 
 def _with_own(queries: torch.Tensor, sums: torch.Tensor, seen: torch.Tensor, own: Sequence[KeysValues]) -> torch.Tensor:
@@ -223,3 +238,108 @@ def own_ids_of(head: Eagle3) -> torch.Tensor:
     found = torch.full((head.config.vocabulary,), size)
     found[head.target_ids(torch.arange(size))] = torch.arange(size)
     return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The course.
+
+# Weight of each further guess in a row.
+FURTHER_WEIGHT = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCourse(Course):
+    """See `specwire train-heads`. depth: guesses in a row. inner: width of the gated layer, 0 for twice the target's.
+
+    taps: none for those of the folder of answers.
+    """
+
+    depth: int = 4
+    draft_vocabulary: int = 32_000
+    inner: int = 0
+    taps: tuple[int, ...] = ()
+
+
+def teach(course: HeadCourse, tell: Callable[[str], None]) -> list[float]:
+    """Train a head and write it; goes on from what an earlier call left. Returns held-out acceptance by position.
+
+    Raises:
+        ModelError: the target cannot be read, or the answers that are kept do not fit.
+    """
+    kept = course.begin(tell, course.taps)
+    taps = tuple(map(int, kept.about["taps"].split()))
+    target: Any = pretrained(located(course.target), torch.float32, CPU)
+    torch.manual_seed(SEED)
+    head = _eagle3(course, target, kept.counts(len(target.get_input_embeddings().weight)), taps)
+    del target
+    head.embed_tokens.weight.requires_grad_(False)
+    own_ids = own_ids_of(head)
+    options = course.options() | {
+        "depth": course.depth,
+        "draft-vocabulary": course.draft_vocabulary,
+        "inner": course.inner,
+        "taps": " ".join(map(str, course.taps)),
+    }
+    trained, record = course.taught(
+        head,
+        kept,
+        lambda texts: guessed(head, kept.batch(texts), own_ids, course.depth, FURTHER_WEIGHT, learns=True).loss,
+        lambda: held_out_acceptance(head, kept, own_ids, course.depth),
+        options | {"answers": kept.digest} | kept.about,
+        tell,
+    )
+    eagle3.save(head.bfloat16(), course.out, course.target)
+    record()
+    return trained.curve[-1][1] if trained.curve else []
+
+
+@torch.no_grad()
+def held_out_acceptance(head: Eagle3, kept: KeptTexts, own_ids: torch.Tensor, depth: int) -> list[float]:
+    """By position, on held-out answers."""
+    tested, right = [0] * depth, [0] * depth
+    for texts in parted(sorted(kept.held_out, key=lambda text: text.length), HELD_OUT_TOKENS):
+        found = guessed(head, kept.batch(texts), own_ids, depth, 1.0, learns=False)
+        tested = [sum(pair) for pair in zip(tested, found.tested, strict=True)]
+        right = [sum(pair) for pair in zip(right, found.right, strict=True)]
+    return [one / max(1, of) for one, of in zip(right, tested, strict=True)]
+
+
+def _eagle3(course: HeadCourse, target: Any, counts: torch.Tensor, taps: tuple[int, ...]) -> Eagle3:
+    """It begins from what the target says of a hidden state. counts: of ids, the commonest of which it says."""
+    embed = target.get_input_embeddings().weight.detach().clone()
+    head = Eagle3(_config(course, target.config.get_text_config(), len(embed), taps), embed)
+    own = torch.arange(head.config.draft_vocabulary)
+    head.d2t.copy_(draft_ids(counts, len(own)) - own)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(target.get_output_embeddings().weight[head.target_ids(own)])
+        _begin_softly(head, target)
+    return head
+
+
+def _begin_softly(head: Eagle3, target: Any) -> None:
+    """The last tap leads to what it is, and the target's last norm, scaled, to guesses that are far from sure."""
+    norm, width = getattr(target.base_model, "norm", None), head.config.hidden
+    if isinstance(norm, nn.Module):
+        head.norm.weight.copy_(SOFT * norm.get_parameter("weight"))
+    if head.config.fused == TAPS * width:
+        head.fc.weight.mul_(SOFT)[:, -width:] += SOFT * torch.eye(width)
+
+
+def _config(course: HeadCourse, config: PreTrainedConfig, vocabulary: int, taps: tuple[int, ...]) -> Eagle3Config:
+    """A layer like the target's own."""
+    shape: Any = config
+    heads, rope = shape.num_attention_heads, getattr(shape, "rope_parameters", None) or {}
+    early, middle, late = taps
+    return Eagle3Config(
+        hidden=shape.hidden_size,
+        inner=course.inner or 2 * shape.hidden_size,
+        heads=heads,
+        key_heads=getattr(shape, "num_key_value_heads", None) or heads,
+        head_dim=getattr(shape, "head_dim", None) or shape.hidden_size // heads,
+        vocabulary=vocabulary,
+        draft_vocabulary=min(course.draft_vocabulary, vocabulary),
+        taps=(early, middle, late),
+        eps=shape.rms_norm_eps,
+        theta=float(rope.get("rope_theta") or 10_000.0),
+        norm_before_residual=True,
+    )
