@@ -10,8 +10,7 @@ import argparse
 import re
 import sys
 
-from deploy.commands import COMMANDS, Command
-from deploy.settings import actions_of, add_command, told
+from deploy.settings import COMMANDS, Command, actions_of, add_command, told
 from scripts.pages import BUILT, asked_to_write, build
 
 PAGE = BUILT / "OPTIONS.md"

@@ -28,8 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from deploy.cluster.replica import Record, Replica, ReplicaSpec
 from deploy.cluster.rollout import Change, ReplicaName, ReplicaPlace, replica_name
 from deploy.cluster.scaling import PoolSample, ScalingActions, ScalingController, every
-from deploy.cluster.schema import DRAIN_MARGIN_S, ClusterConfig, Group, parse
-from deploy.cluster.token import ray_token
+from deploy.cluster.schema import DRAIN_MARGIN_S, ClusterConfig, Group, parse, ray_token
 from deploy.stack.options import StackError
 from specwire.registry.directory import Directory, RegistryUnavailable
 from specwire.registry.entry import Role, ServiceEntry, ServiceState

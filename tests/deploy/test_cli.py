@@ -14,7 +14,7 @@ import pytest
 
 from deploy.cli import main as cli
 from deploy.cli.clients import demo, generate
-from deploy.commands import COMMANDS
+from deploy.settings import COMMANDS
 from specwire import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def test_help_imports_nothing_heavy() -> None:
 EVERY_HELP = """
 import sys
 from deploy.cli.main import main
-from deploy.commands import COMMANDS
+from deploy.settings import COMMANDS
 for command in COMMANDS:
     try:
         main([command.name, '--help'])
