@@ -158,6 +158,26 @@ EDGE = ("edge", "--draft", "a.gguf", "--verifier", "127.0.0.1:1")
         ((*EDGE, "--kv-memory", "much"), "specwire edge: error: kv-memory: "),
         ((*EDGE, "--context", "1"), "specwire edge: error: context: "),
         (("draft", "m", "--connect", "127.0.0.1:1", "--connect", "nowhere"), "specwire draft: error: connect: "),
+        (("draft", "m", "--tls"), "specwire draft: error: --tls: "),
+        (("generate", "x", "--tls"), "specwire generate: error: --tls: "),
+        (("verify", "scripted:7", "--threads", "0"), "specwire verify: error: threads: must be from 1 to 1024, not 0"),
+        (("orchestrate",), "specwire orchestrate: error: verifiers: at least one address is needed, or --registry"),
+        (
+            ("orchestrate", "--verifier", "a:1", "--drafter", "b"),
+            "specwire orchestrate: error: drafter: must be HOST:PORT with a port from 0 to 65535, not 'b'",
+        ),
+        (
+            ("orchestrate", "--verifier", "a:1", "--start-timeout", "0"),
+            "specwire orchestrate: error: start_timeout: must be positive, not 0.0",
+        ),
+        (
+            ("orchestrate", "--verifier", "a:1", "--start-timeout", "nan"),
+            "specwire orchestrate: error: start_timeout: must be positive, not nan",
+        ),
+        (
+            ("orchestrate", "--verifier", "a:1", "--region", "a b"),
+            "specwire orchestrate: error: region: must be at most 64 of A-Z a-z 0-9 . _ -, not 'a b'",
+        ),
         (
             ("up", "--slots", "x"),
             "specwire up: error: argument --slots: must be a whole number, not 'x'",

@@ -5,6 +5,9 @@ Workers get groups of tests, the next one to whoever is free. What takes long is
 
 from __future__ import annotations
 
+import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.integration.pauses import Pause, record
+from tests.integration.stack_process import DRAFT, END_LIMIT, TARGET, Command, running
 
 HERE = Path(__file__).parent
 PAUSES = pytest.StashKey[list[Pause]]()
@@ -21,6 +25,8 @@ GROUPS = {
     "documents": ("test_documents",),
     # Networks of their own.
     "line": ("test_bench_wan", "test_wan"),
+    # One stack for both.
+    "stack": ("test_stack", "test_examples"),
     "benches": ("test_bench", "test_bench_step"),
 }
 # Behind the groups come files that take a minute, so that nobody begins one when the others have ended.
@@ -59,6 +65,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.path.parent == HERE]
     ours.sort(key=lambda item: order.index(group) if (group := group_of(item.path)) in order else len(order))
     items[:] = [*(item for item in items if item.path.parent != HERE), *ours]
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Command]:
+    """One stack for the tests of its group, ended by Ctrl-C at last."""
+    with running("up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT) as command:
+        yield command
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(END_LIMIT) == 0, command.said()
+        assert command.nothing_left(), command.family()
+
+
+@pytest.fixture(scope="session")
+def address(stack: Command) -> str:
+    ready = json.loads(stack.line() or f'"{stack.said()}"')
+    assert ready["redis"].startswith("unix://")
+    assert ready["http"].startswith("http://127.0.0.1:")
+    assert ready == {**ready, "target": TARGET, "draft": DRAFT}
+    return str(ready["address"])
 
 
 @pytest.fixture(scope="session")

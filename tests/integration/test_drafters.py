@@ -131,15 +131,6 @@ def test_the_edge_s_own_drafter_and_one_that_dials_in(owned: Parts) -> None:
         service.kill()
 
 
-@pytest.mark.parametrize("command", [("orchestrate",), ("edge", "--draft", POOR), ("up",)])
-def test_too_many_are_refused(command: tuple[str, ...], owned: Parts) -> None:
-    peers = () if command == ("up",) else ("--verifier", "127.0.0.1:1")
-    arguments = (*command, *peers, "--drafters-per-session", "9")
-    code, said, error = owned.run("-m", "deploy", *arguments)
-    assert (code, said) == (2, "")
-    assert error == f"specwire {command[0]}: error: drafters-per-session: must be from 1 to 8, not 9\n"
-
-
 def test_a_stack_on_one_machine_with_two_drafters() -> None:
     models = ("--target", f"{TARGET}:delay_ms=10", "--draft", GOOD, "--draft", POOR, "--drafters-per-session", "2")
     with running("up", *models, "--listen", "127.0.0.1:0", "--json") as stack:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Iterator
 
 import pytest
 
 from specwire.client import Client
-from tests.integration.stack_process import DRAFT, END_LIMIT, ROOT, TARGET, running
+from tests.integration.stack_process import ROOT
 from tests.rpc.relay import Relay
 
 PROMPT = "1 2 3"
@@ -22,15 +20,6 @@ LIMIT_S = 60.0
 NODE, TYPESCRIPT = ROOT / "examples" / "node", ROOT / "examples" / "typescript"
 COMPILED = TYPESCRIPT / "build" / "compiled" / "client.js"
 GO = ROOT / "examples" / "go" / "build" / "client"
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    words = ("up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT)
-    with running(*words) as stack:
-        yield str(json.loads(stack.line())["address"])
-        stack.process.send_signal(signal.SIGINT)
-        assert stack.wait(END_LIMIT) == 0, stack.said()
 
 
 @pytest.fixture(scope="module")

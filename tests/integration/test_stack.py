@@ -9,45 +9,21 @@ import ipaddress
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
 import pytest
 
-from specwire.client import Chunk, Client, Completion, SpecwireError
+from specwire.client import Chunk, Client, Completion
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
-from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, running
+from tests.integration.stack_process import END_LIMIT, START_LIMIT, Command, running
 from tests.wait import asked_blocking, eventually
 
 PROMPT = "1 2 3"
 TOKENS = 150
 KILL_AFTER = 20
 VERIFIER, DRAFTER = "-m verify_service", "-m draft_service"
-
-
-def up() -> list[str]:
-    return ["up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT]
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Command]:
-    """One stack for all tests, ended by Ctrl-C at last."""
-    with running(*up()) as command:
-        yield command
-        command.process.send_signal(signal.SIGINT)
-        assert command.wait(END_LIMIT) == 0, command.said()
-        assert command.nothing_left(), command.family()
-
-
-@pytest.fixture(scope="module")
-def address(stack: Command) -> str:
-    ready = json.loads(stack.line() or f'"{stack.said()}"')
-    assert ready["redis"].startswith("unix://")
-    assert ready["http"].startswith("http://127.0.0.1:")
-    assert ready == {**ready, "target": TARGET, "draft": DRAFT}
-    return str(ready["address"])
 
 
 @pytest.fixture(scope="module")
@@ -158,19 +134,3 @@ def test_ctrl_c_cancels_a_generation(address: str) -> None:
         assert command.wait(END_LIMIT) == 128 + signal.SIGINT
         assert command.said() == ""
         assert command.nothing_left()
-
-
-def test_a_stack_may_serve_several_models() -> None:
-    models = "scripted:7", "scripted:8"
-    with running("up", "--json", "--listen", "127.0.0.1:0", "--target", models[0], "--also", models[1]) as up:
-        ready = json.loads(up.line() or f'"{up.said()}"')
-        assert set(ready["services"]) == {"verifier", "verifier-2"}
-        with Client(ready["address"]) as client:
-            assert [target.model for target in client.server_info().targets] == list(models)
-            texts = [client.complete(PROMPT, max_tokens=20, model=model).tokens for model in models]
-            assert texts[0] != texts[1]
-            with pytest.raises(SpecwireError, match="model"):
-                client.complete(PROMPT, max_tokens=20)
-        up.process.send_signal(signal.SIGINT)
-        assert up.wait(END_LIMIT) == 0, up.said()
-        assert up.nothing_left(), up.family()

@@ -18,15 +18,6 @@ ANY_PORT = ("--listen", "127.0.0.1:0")
 PAIR = ("--target", TARGET, "--draft", DRAFT)
 
 
-def test_sigterm_ends_it_in_order() -> None:
-    with running("up", *ANY_PORT, *PAIR) as command:
-        assert command.line().startswith("specwire: ready on 127.0.0.1:")
-        assert command.family()
-        command.process.send_signal(signal.SIGTERM)
-        assert command.wait(END_LIMIT) == 0
-        assert command.nothing_left(), command.family()
-
-
 @pytest.mark.parametrize("processes", [1, 4])
 def test_ctrl_c_during_the_start(processes: int) -> None:
     """As soon as it says anything, and once so many of its processes run."""
@@ -60,7 +51,7 @@ def test_its_processes_die_with_it() -> None:
 
 def test_a_dead_redis_ends_the_stack_with_a_reason() -> None:
     with running("up", *ANY_PORT, *PAIR) as command:
-        assert command.line()
+        assert command.line().startswith("specwire: ready on 127.0.0.1:")
         os.kill(command.pid_of("redis-server"), signal.SIGKILL)
         assert command.wait(END_LIMIT) == 1
         assert command.last_line() == "specwire up: error: the private Redis ended with exit code -9"
@@ -93,28 +84,9 @@ def test_an_unknown_model(role: str) -> None:
     assert "no/such/model" in error
 
 
-def test_redis_that_cannot_be_reached() -> None:
-    error = refused("up", *ANY_PORT, *PAIR, "--redis-url", "redis://:secret@127.0.0.1:1/0")
-    assert error.startswith("specwire up: error: redis-url: cannot use redis://:***@127.0.0.1:1/0: ")
-
-
-def test_a_log_that_cannot_be_kept_as_asked() -> None:
-    stack = ("up", *ANY_PORT, *PAIR)
-    error = refused(*stack, "--durability", "memory")
-    assert error.startswith("specwire up: error: durability: memory needs memory: as redis-url")
-    error = refused(*stack, "--durability", "redis-fsync")
-    assert error.startswith("specwire up: error: durability: redis-fsync needs appendonly yes, appendfsync always")
-
-
 def test_vocabularies_that_differ() -> None:
     error = refused("up", *ANY_PORT, "--target", TARGET, "--draft", "scripted:7:vocab=32")
     assert "vocabular" in error
-
-
-def test_an_address_where_nobody_listens() -> None:
-    assert refused("generate", "1", "--address", "127.0.0.1:1") == (
-        "specwire generate: error: cannot connect to 127.0.0.1:1"
-    )
 
 
 # A command whose cleaning up takes so long that a second signal comes meanwhile, behind the end of its event loop.

@@ -10,7 +10,7 @@ import pytest
 
 from bench.harness.report import Bar
 from bench.harness.runs import Sample
-from bench.relay.gauge import Gauge, RoundTrip
+from bench.relay.link import Gauge, RoundTrip
 from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, NAMED, SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK, ratio, ratio_to_better, speeds
 from bench.wan.emulated import EmulatedTimes
