@@ -10,7 +10,7 @@ from bench.harness.interval import Estimate, estimate
 from bench.harness.record import save
 from bench.harness.report import Bar, at_least, at_most, bar_lines, exactly, table
 from bench.harness.runs import Sample, of_row
-from bench.relay.gauge import Gauge
+from bench.relay.link import Gauge
 from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, RTTS_MS, SHOWN, WanCell
 from bench.wan.disciplines import (
     CHAIN,

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from bench.harness import RESULTS
 from bench.harness.entry import run
-from bench.relay.gauge import PINGS, gauge
+from bench.relay.link import PINGS, gauge
 from bench.wan.cells import NAMED, SHOWN, TOKENS, WanCell, chosen, grid
 from bench.wan.disciplines import DEFAULT, PLAIN, tokens_per_second
 from bench.wan.emulated import LANES, EmulatedTimes, expected_seconds, measure_cells, measure_software, parted
