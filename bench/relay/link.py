@@ -95,7 +95,7 @@ PINGS = 100
 PING = b"x" * 64
 BULK = 64 << 20
 PIECE = 1 << 18
-LIMIT_S = 60.0
+ECHO_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +124,19 @@ def gauge(rtts_ms: tuple[float, ...] = (0.0, 20.0, 80.0), pings: int = PINGS, bu
         server.start()
         with RelayLink(f"{host}:{port}") as link:
             dialled = link.address.rpartition(":")
-            with socket.create_connection((dialled[0], int(dialled[2])), LIMIT_S) as end:
+            with socket.create_connection((dialled[0], int(dialled[2])), ECHO_LIMIT_S) as end:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 round_trips = tuple(_round_trips(end, link, rtt, pings) for rtt in rtts_ms)
                 link.shape(0)
                 speed = _throughput(end, bulk)
             late = link.late_ms()
-        server.join(LIMIT_S)
+        server.join(ECHO_LIMIT_S)
     return Gauge(round_trips, speed, late)
 
 
 def _echo(listener: socket.socket) -> None:
     end, _ = listener.accept()
-    end.settimeout(LIMIT_S)
+    end.settimeout(ECHO_LIMIT_S)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with end:
         while piece := end.recv(PIECE):
@@ -159,7 +159,7 @@ def _throughput(end: socket.socket, size: int) -> float:
     began = time.perf_counter()
     sender.start()
     _take(end, size)
-    sender.join(LIMIT_S)
+    sender.join(ECHO_LIMIT_S)
     return size / 1e6 / (time.perf_counter() - began)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bench.cluster import run
-from bench.cluster.clocks import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
 from bench.cluster.load import (
     AGREE,
     DRAFTED,
@@ -45,11 +44,12 @@ from bench.cluster.run import (
     bars,
     multiple_of,
     row_results,
-    shown,
     write,
 )
+from bench.cluster.site import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
 from bench.harness.runs import BenchError
 from deploy.cluster.schema import parse
+from scripts.figures.speed import cluster_table
 from tests.faults.streams import plain
 
 
@@ -151,7 +151,7 @@ def test_figures(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "cluster.json").read_text())
     assert [row["name"] for row in told["rows"]] == [row.name for row in ROWS]
     assert len(told["raw"]) == 7 * len(ROWS)
-    assert FOUR.name in shown(found)
+    assert FOUR.name in cluster_table(told)
 
 
 def test_what_is_missed() -> None:

@@ -14,9 +14,10 @@ from bench.relay.link import Gauge, RoundTrip
 from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, NAMED, SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK, ratio, ratio_to_better, speeds
 from bench.wan.emulated import EmulatedTimes
-from bench.wan.report import WanResults, report, simulator_error, write
+from bench.wan.report import WanResults, simulator_error, write
 from bench.wan.virtual import Software
 from bench.wan.wire import Wire
+from scripts.figures.wan import wan_table
 from tests.bench.wan.made import SPEEDS, expected, measured, samples, wire
 
 GAUGE = Gauge((RoundTrip(20.0, 20.3, 20.9),), 900.0, {"0.5": 0.1, "0.99": 0.3})
@@ -169,24 +170,13 @@ def test_the_wire_has_its_bar() -> None:
     assert found[0].value == pytest.approx(11.0)
 
 
-def test_the_table_says_everything() -> None:
-    said = report(of([measured(cell=cell) for cell in NAMED[:3]], [wire()]))
-    for part in ("R0-d8-a0.4-s0", "textbook:8", "1.30 [1.30, 1.30]", "d 8 ms, a 0.8, s 0", "holds", "a note", "11.0"):
-        assert part in said
-    assert "software of ours: 0.50 ms a step, 0.90 ms a hop, 0.10 ms a draft token" in said
-    assert max(map(len, said.splitlines())) < 250
-
-
-def test_parts_that_were_not_measured_are_left_out() -> None:
-    nothing = of([], [])
-    assert "bar" not in report(nothing)
-    assert nothing.texts_hold
-
-
 def test_the_file_has_bars_and_raw_sessions(tmp_path: Path) -> None:
     path = tmp_path / "wan.json"
-    write(of([measured(cell=cell) for cell in NAMED[:3]], [wire()]), path)
+    printed = wan_table(write(of([measured(cell=cell) for cell in NAMED[:3]], [wire()]), path))
     found = json.loads(path.read_text())
+    assert printed == wan_table(found)
+    for part in ("R0-d8-a0.4-s0", "1.30 (1.30 to 1.30)", "11.0", "bars hold"):
+        assert part in printed
     assert found["name"] == "wan"
     assert {"name", "value", "low", "high", "needed", "holds"} <= found["bars"][0].keys()
     assert len(found["raw"]) == 3 * 5 * 7
