@@ -33,7 +33,6 @@ GROUPS = {
 LONGEST = (
     "test_edge",
     "test_console",
-    "test_vocabularies",
     "test_progress",
     "test_runtime",
     "test_processes",

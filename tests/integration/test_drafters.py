@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 
 from specwire.client import DrafterStats
-from specwire.core.law.sampling import Sampling
 from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import running
@@ -92,31 +91,6 @@ def test_both_are_accepted_from_and_one_outlives_the_other(served: Served) -> No
     both = asked_blocking(outlived, lambda drafters: list(drafters) == [1, 2])
     good, poor = both[1], both[2]
     assert good.accepted / good.tested > poor.accepted / poor.tested
-
-
-def test_a_drafter_that_comes_back_is_another_source(served: Served) -> None:
-    sampled = Sampling(temperature=0.8, seed=5)
-    with served.generate(temperature=0.8, seed=5) as stream:
-        stream.until_accepted()
-        served.poor.kill()
-        stream.until(len(stream.tokens) + 20)
-        served.poor.restart()
-        served.poor.ready()
-        assert stream.rest() == plain(TARGET, LENGTH, sampling=sampled)
-        told = figures(stream)
-        assert told[1].accepted > 0
-        assert list(told)[:2] == [1, 2]
-
-
-def test_one_is_enough_for_those_who_ask_for_one(owned: Parts, served: Served) -> None:
-    verifier = owned.start("verify", TARGET)
-    named = ("--drafter", served.good.address, "--drafter", served.poor.address)
-    alone = owned.start("orchestrate", "--verifier", verifier.ready(), *named)
-    with Stream(alone.ready(), max_tokens=50) as stream:
-        assert stream.rest() == plain(TARGET, 50)
-        assert len(figures(stream)) == 1
-    for service in (alone, verifier):
-        service.kill()
 
 
 def test_the_edge_s_own_drafter_and_one_that_dials_in(owned: Parts) -> None:

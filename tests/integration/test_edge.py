@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+import demo_pair
 from bench.harness.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Started
 from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import Command, running
 from tests.orchestrator.redis_for_tests import RedisServer
+from tests.orchestrator.stack import plain as decoded
 from tests.ports import free_address
 from tests.rpc.relay import Relay
+from tests.text import other_vocabularies
 from tests.wait import asked_blocking, eventually, limits, until
 
 TARGET = "scripted:7:vocab=64:delay_ms=10"
@@ -64,11 +68,11 @@ def ready(command: Command) -> dict[str, Any]:
     return fields
 
 
-def generated(address: str, *more: str) -> list[int]:
+def generated(address: str, *more: str, prompt: str = PROMPT) -> list[int]:
     """What `specwire generate` brings from there, drafts having been accepted."""
 
     def done() -> Any:
-        with running("generate", PROMPT, "--address", address, *LENGTH, "--json", *more) as command:
+        with running("generate", prompt, "--address", address, *LENGTH, "--json", *more) as command:
             assert command.wait(LIMIT_S) == 0, command.said()
             return json.loads(command.line())
 
@@ -278,6 +282,18 @@ def test_a_drafter_of_another_vocabulary(cloud: ServiceProcess, files: dict[str,
     arguments = ["scripted:7:vocab=65" if word == DRAFT else word for word in edge(cloud.address)]
     said = failure(*arguments, "--tls-ca", files["ca"])
     assert said.startswith("specwire edge: error: vocabulary mismatch: drafter scripted:7 has ")
+
+
+def test_a_drafter_with_another_tokenizer(owned: Parts, tmp_path: Path) -> None:
+    verifier = owned.start("verify", str(demo_pair.TARGET))
+    draft = other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece)
+    text = "# naïve 日本語 🙂\nimport os\n\ndef area(width, height):\n    "
+    prompt = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json")).encode(text).ids
+    with running("edge", "--verifier", verifier.ready(), "--draft", draft, *ANY_PORT, "--json") as command:
+        tokens = generated(ready(command)["address"], "--no-ngram", prompt=text)
+        assert tokens == decoded(str(demo_pair.TARGET), prompt, len(tokens))
+        assert "are shared (100% of a text)" in command.said()
+    verifier.kill()
 
 
 def test_what_cannot_start_says_so(cloud: ServiceProcess, taken_address: str) -> None:

@@ -17,13 +17,19 @@ import pytest
 from specwire.client import Chunk, Client, Completion
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
-from tests.integration.stack_process import END_LIMIT, START_LIMIT, Command, running
+from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, running
 from tests.wait import asked_blocking, eventually
 
 PROMPT = "1 2 3"
 TOKENS = 150
 KILL_AFTER = 20
 VERIFIER, DRAFTER = "-m verify_service", "-m draft_service"
+APART = ("--listen", "127.0.0.1:0", "--http", "none", "--unlisted")
+ASKED: list[RequestOptions] = [
+    {"max_tokens": 60},
+    {"max_tokens": 60, "temperature": 0.9, "top_k": 20, "seed": 11},
+    {"max_tokens": 60, "temperature": 1.1, "top_p": 0.9, "seed": 5, "repetition_penalty": 1.2},
+]
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +112,25 @@ def test_a_drafter_that_was_killed_drafts_again(address: str, stack: Command, pl
         return completion.stats.accepted > 0
 
     assert eventually(drafts, START_LIMIT)
+
+
+def test_one_process_says_the_same(address: str) -> None:
+    """Nothing but it is there, and it ends in order."""
+    with running("up", "--json", "--target", TARGET, "--draft", DRAFT, "--one-process", *APART) as one:
+        told = json.loads(one.line() or f'"{one.said()}"')
+        assert told["redis"] == "memory:"
+        assert texts(told["address"]) == texts(address)
+        assert list(one.family()) == [one.process.pid]
+        one.process.send_signal(signal.SIGINT)
+        assert one.wait(END_LIMIT) == 0, one.said()
+        assert one.nothing_left(), one.family()
+        assert "Traceback" not in one.said()
+
+
+def texts(address: str) -> list[tuple[tuple[int, ...], str, str]]:
+    with Client(address) as client:
+        done = [client.complete(PROMPT, timeout=START_LIMIT, **asked) for asked in ASKED]
+    return [(each.tokens, each.text, each.finish_reason.name) for each in done]
 
 
 def test_generate_asks_a_running_stack(address: str, plain: Completion) -> None:

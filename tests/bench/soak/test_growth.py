@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bench.soak.memory import MOST_KEPT, Point, blocks, kept_bytes
+from bench.soak.memory import MOST_KEPT, Point, kept_bytes
 
 RATE, SAMPLES, EVERY_S = 30, 300, 2
 
@@ -40,11 +40,6 @@ def test_steps_are_no_certainty() -> None:
     points = [Point(100.0 * n, 200.0 + (1.0 if n > 240 else 0.0)) for n in range(300)]
     found = kept_bytes(points)
     assert found.low == 0.0 < found.high
-
-
-def test_blocks_are_medians() -> None:
-    assert blocks([Point(n, 1.0) for n in range(36)])[:2] == [Point(1, 1.0), Point(4, 1.0)]
-    assert blocks([Point(0, 1.0)]) == [Point(0, 1.0)]
 
 
 @pytest.mark.parametrize("points", [[], [Point(1, 2.0)], [Point(5, 1.0)] * 9])
