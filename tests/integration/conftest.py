@@ -5,7 +5,6 @@ Workers get groups of tests, the next one to whoever is free. What takes long is
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,10 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.faults.parts import Parts, parts
 from tests.integration.pauses import Pause, record
 from tests.integration.stack_process import DRAFT, END_LIMIT, TARGET, Command, running
+from tests.orchestrator.redis_for_tests import RedisServer
 
 HERE = Path(__file__).parent
 PAUSES = pytest.StashKey[list[Pause]]()
@@ -66,6 +67,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [*(item for item in items if item.path.parent != HERE), *ours]
 
 
+@pytest.fixture(scope="module")
+def owned() -> Iterator[Parts]:
+    """Give the owner of a file's processes."""
+    with parts() as owner:
+        yield owner
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """Give a real Redis."""
+    with RedisServer() as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Command]:
     """One stack for the tests of its group, ended by Ctrl-C at last."""
@@ -78,7 +93,7 @@ def stack() -> Iterator[Command]:
 
 @pytest.fixture(scope="session")
 def address(stack: Command) -> str:
-    ready = json.loads(stack.line() or f'"{stack.said()}"')
+    ready = stack.ready()
     assert ready["redis"].startswith("unix://")
     assert ready["http"].startswith("http://127.0.0.1:")
     assert ready == {**ready, "target": TARGET, "draft": DRAFT}

@@ -26,7 +26,7 @@ from bench.harness.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Completion
 from specwire.core.messages import Outcome
 from specwire.rpc.tls import ClientTls
-from tests.faults.parts import Parts, parts
+from tests.faults.parts import Parts
 from tests.faults.streams import plain
 from tests.wait import eventually
 
@@ -261,13 +261,6 @@ async def keep_asking(client: AsyncClient, over: asyncio.Event) -> list[Completi
     while not over.is_set():
         done.append(await said(client, SHORT))
     return done
-
-
-@pytest.fixture
-def owned() -> Iterator[Parts]:
-    """Give the owner of the test's own processes, which are outside the cluster."""
-    with parts() as owner:
-        yield owner
 
 
 @pytest.mark.cluster

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from specwire.client import DrafterStats
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import running
 from tests.wait import asked_blocking
@@ -30,13 +29,6 @@ class Served:
 
     def generate(self, **options: float) -> Stream:
         return Stream(self.orchestrator.address, max_tokens=LENGTH, **options)  # type: ignore[arg-type]  # any field, by name
-
-
-@pytest.fixture(scope="module")
-def owned() -> Iterator[Parts]:
-    """Give the owner of this file's processes."""
-    with parts() as owner:
-        yield owner
 
 
 @pytest.fixture
@@ -98,7 +90,7 @@ def test_the_edge_s_own_drafter_and_one_that_dials_in(owned: Parts) -> None:
     named = ("--verifier", verifier.ready(), "--draft", POOR)
     edge = owned.start("edge", *named, "--accept-drafters", "--drafters-per-session", "2")
     with running("draft", GOOD, "--connect", edge.ready(), "--json") as joined:
-        assert json.loads(joined.line())["connected"] == edge.address
+        assert joined.ready()["connected"] == edge.address
         drafters = told(edge.address, lambda each: len(each) == 2 and sum(one.accepted for one in each.values()))
         assert all(drafter.plan for drafter in drafters.values())
     for service in (edge, verifier):
@@ -108,7 +100,7 @@ def test_the_edge_s_own_drafter_and_one_that_dials_in(owned: Parts) -> None:
 def test_a_stack_on_one_machine_with_two_drafters() -> None:
     models = ("--target", f"{TARGET}:delay_ms=10", "--draft", GOOD, "--draft", POOR, "--drafters-per-session", "2")
     with running("up", *models, "--listen", "127.0.0.1:0", "--json") as stack:
-        address = json.loads(stack.line())["address"]
+        address = stack.ready()["address"]
         assert told(address, lambda each: list(each) == [1, 2] and sum(one.accepted for one in each.values()))
         stack.process.send_signal(signal.SIGTERM)
         assert stack.wait() == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from tokenizers import Tokenizer
 import demo_pair
 from bench.harness.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Started
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import Stream, plain
-from tests.integration.stack_process import Command, running
+from tests.integration.stack_process import failure, running
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import plain as decoded
 from tests.ports import free_address
@@ -32,13 +31,6 @@ PROMPT = "1 2 3"
 ANY_PORT = ("--listen", "127.0.0.1:0")
 LENGTH = ("--max-tokens", "60", "--ignore-eos")
 LIMIT_S = 240.0
-
-
-@pytest.fixture(scope="module")
-def owned() -> Iterator[Parts]:
-    """Give the owner of this file's long-lived processes."""
-    with parts() as owner:
-        yield owner
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +52,6 @@ def cloud(owned: Parts, files: dict[str, str]) -> ServiceProcess:
     return service
 
 
-def ready(command: Command) -> dict[str, Any]:
-    """What its ready line says."""
-    line = command.line()
-    assert line, command.said()
-    fields: dict[str, Any] = json.loads(line)
-    return fields
-
-
 def generated(address: str, *more: str, prompt: str = PROMPT) -> list[int]:
     """What `specwire generate` brings from there, drafts having been accepted."""
 
@@ -78,16 +62,6 @@ def generated(address: str, *more: str, prompt: str = PROMPT) -> list[int]:
 
     tokens: list[int] = asked_blocking(done, lambda told: told["stats"]["accepted"])["tokens"]
     return tokens
-
-
-def failure(*arguments: str) -> str:
-    """The one line with which a command that must fail does so."""
-    with running(*arguments) as command:
-        assert command.wait(LIMIT_S) == 1, command.said()
-        assert command.nothing_left(), command.family()
-        assert command.line() == ""
-        assert "Traceback" not in command.said()
-        return command.last_line()
 
 
 def expected() -> list[int]:
@@ -115,7 +89,7 @@ def never_ready(reason: str, *arguments: str) -> None:
 
 def test_edge_draft_cloud_verify(cloud: ServiceProcess, files: dict[str, str]) -> None:
     with running(*edge(cloud.address, "--tls-ca", files["ca"])) as command:
-        told = ready(command)
+        told = command.ready()
         assert (told["draft"], told["verifiers"], told["durable"]) == (DRAFT, [cloud.address], False)
         assert generated(told["address"]) == expected()
         assert list(command.family()) == [command.process.pid]
@@ -134,7 +108,7 @@ async def test_a_far_verifier_whose_link_breaks(cloud: ServiceProcess, files: di
     relay, tokens = Relay(cloud.address, delay=0.05), list[int]()
     async with relay.relaying():
         with running(*edge(relay.address, "--tls-ca", files["ca"])) as command:
-            address = (await asyncio.to_thread(ready, command))["address"]
+            address = (await asyncio.to_thread(command.ready))["address"]
             lost, again = (f"link to {relay.address} {what}" for what in ("lost", "is there again"))
             async with (
                 AsyncClient(address) as client,
@@ -176,7 +150,7 @@ async def test_an_edge_finds_its_cloud_and_outlives_its_verifiers(owned: Parts) 
         cloud = owned.start("registry", "--registry", redis.url)
         await asyncio.to_thread(lambda: [each.ready() for each in (first, second, cloud)])
         with running("edge", "--cloud", cloud.address, "--draft", DRAFT, *ANY_PORT, "--json") as command:
-            line = await asyncio.to_thread(ready, command)
+            line = await asyncio.to_thread(command.ready)
             assert (line["cloud"], line["verifiers"], line["registry"]) == (cloud.address, [], "")
             tokens, killed = list[int](), list[ServiceProcess]()
             async with (
@@ -206,7 +180,7 @@ def test_a_log_of_its_users(cloud: ServiceProcess, files: dict[str, str]) -> Non
         RedisServer() as redis,
         running(*edge(cloud.address, "--tls-ca", files["ca"], "--redis-url", redis.url)) as command,
     ):
-        told = ready(command)
+        told = command.ready()
         assert (told["durable"], told["redis"]) == (True, redis.url)
         assert generated(told["address"]) == expected()
 
@@ -218,13 +192,13 @@ def test_killed_and_started_again_its_text_goes_on(
     log = f"file:{tmp_path / 'log'}"
     words = (*edge(cloud.address, "--tls-ca", files["ca"], "--redis-url", log), "--listen", address)
     with running(*words) as first:
-        ready(first)
+        first.ready()
         with Stream(address, patience=LIMIT_S, max_tokens=length) as stream:
             stream.until(40)
             first.process.kill()
             first.wait()
             with running(*words) as second:
-                assert ready(second)["durable"]
+                assert second.ready()["durable"]
                 assert stream.rest() == plain(TARGET, length)
                 assert stream.error is None
 
@@ -252,7 +226,7 @@ def test_it_waits_for_its_verifier(owned: Parts, dead_address: str) -> None:
     with running(*edge(dead_address)) as command:
         assert eventually(lambda: f"cannot connect to {dead_address}" in command.said(), LIMIT_S)
         owned.start("verify", TARGET, at=dead_address)
-        assert generated(ready(command)["address"]) == expected()
+        assert generated(command.ready()["address"]) == expected()
 
 
 def test_a_start_that_waits_can_be_given_up(dead_address: str) -> None:
@@ -290,7 +264,7 @@ def test_a_drafter_with_another_tokenizer(owned: Parts, tmp_path: Path) -> None:
     text = "# naïve 日本語 🙂\nimport os\n\ndef area(width, height):\n    "
     prompt = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json")).encode(text).ids
     with running("edge", "--verifier", verifier.ready(), "--draft", draft, *ANY_PORT, "--json") as command:
-        tokens = generated(ready(command)["address"], "--no-ngram", prompt=text)
+        tokens = generated(command.ready()["address"], "--no-ngram", prompt=text)
         assert tokens == decoded(str(demo_pair.TARGET), prompt, len(tokens))
         assert "are shared (100% of a text)" in command.said()
     verifier.kill()
@@ -331,7 +305,7 @@ def certified(files: dict[str, str], name: str = "drafter") -> tuple[str, ...]:
 
 def test_a_drafter_behind_nat(hub: ServiceProcess, files: dict[str, str]) -> None:
     with running("draft", DRAFT, "--connect", hub.address, *certified(files), "--json") as drafter:
-        assert ready(drafter) == {"service": "draft", "connected": hub.address, "model": DRAFT}
+        assert drafter.ready() == {"service": "draft", "connected": hub.address, "model": DRAFT}
         assert generated(hub.address, *certified(files)) == expected()
         hub.restart()
         assert hub.ready()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -34,20 +33,6 @@ ALSO = {"orchestrator": ("specwire.v1.StatusService",)}
 COMMON = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 Trio = dict[str, ServiceProcess]
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    """Give a real Redis."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def owned() -> Iterator[Parts]:
-    """Give the owner of this file's processes."""
-    with parts() as owner:
-        yield owner
 
 
 def trio(owned: Parts, redis: RedisServer, target: str, draft: str) -> Trio:

@@ -117,7 +117,7 @@ def test_a_drafter_that_was_killed_drafts_again(address: str, stack: Command, pl
 def test_one_process_says_the_same(address: str) -> None:
     """Nothing but it is there, and it ends in order."""
     with running("up", "--json", "--target", TARGET, "--draft", DRAFT, "--one-process", *APART) as one:
-        told = json.loads(one.line() or f'"{one.said()}"')
+        told = one.ready()
         assert told["redis"] == "memory:"
         assert texts(told["address"]) == texts(address)
         assert list(one.family()) == [one.process.pid]

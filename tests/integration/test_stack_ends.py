@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.stack_process import DRAFT, END_LIMIT, ROOT, START_LIMIT, TARGET, running
+from tests.integration.stack_process import DRAFT, END_LIMIT, ROOT, START_LIMIT, TARGET, failure, running
 from tests.wait import eventually
 
 ANY_PORT = ("--listen", "127.0.0.1:0")
@@ -58,19 +58,10 @@ def test_a_dead_redis_ends_the_stack_with_a_reason() -> None:
         assert command.nothing_left(), command.family()
 
 
-def refused(*arguments: str) -> str:
-    """Run a command that must fail with exit code 1; return its error."""
-    with running(*arguments) as command:
-        assert command.wait() == 1, command.said()
-        assert command.nothing_left(), command.family()
-        assert "Traceback" not in command.said()
-        return command.last_line()
-
-
 def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert refused("up", "--listen", listen, *PAIR) == (
+        assert failure("up", "--listen", listen, *PAIR) == (
             f"specwire up: error: listen: {listen} cannot be used: Address already in use"
         )
 
@@ -78,14 +69,14 @@ def test_a_port_in_use() -> None:
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_an_unknown_model(role: str) -> None:
     models = {"target": TARGET, "draft": DRAFT, role: "./no/such/model"}
-    error = refused("up", *ANY_PORT, "--target", models["target"], "--draft", models["draft"])
+    error = failure("up", *ANY_PORT, "--target", models["target"], "--draft", models["draft"])
     service = {"target": "verifier", "draft": "drafter"}[role]
     assert error.startswith(f"specwire up: error: {service}: ")
     assert "no/such/model" in error
 
 
 def test_vocabularies_that_differ() -> None:
-    error = refused("up", *ANY_PORT, "--target", TARGET, "--draft", "scripted:7:vocab=32")
+    error = failure("up", *ANY_PORT, "--target", TARGET, "--draft", "scripted:7:vocab=32")
     assert "vocabular" in error
 
 
