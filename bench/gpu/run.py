@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from bench.gpu.decoding import Decoded, Decoding, ModelDrafter, Oracle, Source, TransformersPair
 from bench.gpu.shapes import SHAPES, agreeing, beside, build, forward_bytes, planted, successors, walk
 from bench.gpu.steps import Floor, StepLine, bandwidth, measure_steps, weight_bytes
-from bench.harness import RESULTS
+from bench.harness import RESULTS, entry
 from bench.harness.interleave import schedule, tracked
 from bench.harness.interval import Estimate, estimate
 from bench.harness.record import save
@@ -382,25 +381,24 @@ def _line(samples: Sequence[SpeedSample]) -> SpeedLine:
     return SpeedLine(row, sessions, speed, speed.value / sessions, acceptance, to_floor)
 
 
+def measured(settings: GpuSettings) -> GpuResults:
+    """BenchError, also where there is no such device, or too little memory on it."""
+    try:
+        return measure(settings)
+    except (RuntimeError, AssertionError) as error:
+        raise BenchError(" ".join(str(error).split())) from error
+
+
+def tell(found: GpuResults, out: Path) -> bool:
+    print(gpu_table(write(found, out)))
+    return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    try:
-        settings = settings_of(args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)  # fail now, not after the measurement
-    except (InvalidParameter, OSError) as error:
-        say(f"bench: error: {error}")
-        return 2
-    try:
-        found = measure(settings)
-    except (BenchError, RuntimeError, AssertionError) as error:  # no such device, or too little memory on it
-        say(f"bench: error: {' '.join(str(error).split())}")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    print(gpu_table(write(found, args.out)))
-    return 0
+    return entry.run(args, settings_of, measured, tell)
 
 
 if __name__ == "__main__":
