@@ -24,7 +24,6 @@ from bench.cluster.load import (
     ROWS,
     SESSIONS_PER_VERIFIER,
     SLOPE,
-    SLOTS,
     TOKENS,
     V_MS,
     WIDE,
@@ -67,14 +66,6 @@ def test_what_is_deployed() -> None:
     )
     had = {name: sum(node.get(name, 0.0) for node in (HEAD, *NODES)) for name in asked}
     assert asked == had
-
-
-def test_no_verifier_could_do_with_less() -> None:
-    """Nor take over another one's sessions; and every session has a prompt of its own."""
-    assert SESSIONS_PER_VERIFIER <= SLOTS < 2 * SESSIONS_PER_VERIFIER
-    prompts = [prompt(turn) for turn in range(max(row.at_once for row in ROWS))]
-    assert len(set(prompts)) == len(prompts)
-    assert all(2 <= token < 64 for each in prompts for token in each)
 
 
 def test_what_is_expected() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 
 from bench.harness.processes import FEW
@@ -69,12 +67,6 @@ def test_rounds_of_two_lengths_tell_hops_and_draft_tokens_apart() -> None:
     assert software_of({1: 30_000.0, 7: 30_000.0}, -5.0, 30_000.0, 8_000.0) == Software()
 
 
-def test_the_grid_has_every_combination_once() -> None:
-    cells = list(grid())
-    assert len(cells) == len(set(cells)) == 7 * 3 * 3 * 4
-    assert len({cell.name for cell in cells}) == len(cells)
-
-
 def test_eighteen_cells_of_it_are_measured_each_with_two_drafters() -> None:
     light = [cell for cell in NAMED if cell.row_cost == LIGHT]
     assert len(set(light)) == 18
@@ -82,12 +74,6 @@ def test_eighteen_cells_of_it_are_measured_each_with_two_drafters() -> None:
     assert SHOWN in light
     assert [cell.heavy() for cell in light] == [cell for cell in NAMED if cell.row_cost == HEAVY]
     assert len(NAMED) == 36
-
-
-def test_the_corners_show_every_two_settings_in_all_four_ways() -> None:
-    values = [(cell.rtt_ms, cell.draft_ms, cell.acceptance, cell.slope) for cell in CORNERS]
-    for one, other in combinations(range(4), 2):
-        assert len({(value[one], value[other]) for value in values}) == 4
 
 
 def test_a_cells_trace_has_its_acceptance() -> None:
