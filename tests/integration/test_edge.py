@@ -263,7 +263,8 @@ def test_a_drafter_with_another_tokenizer(owned: Parts, tmp_path: Path) -> None:
     draft = other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece)
     text = "# naïve 日本語 🙂\nimport os\n\ndef area(width, height):\n    "
     prompt = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json")).encode(text).ids
-    with running("edge", "--verifier", verifier.ready(), "--draft", draft, *ANY_PORT, "--json") as command:
+    words = ("--verifier", verifier.ready(), "--draft", draft, "--plan", "lockstep:3")
+    with running("edge", *words, *ANY_PORT, "--json") as command:
         tokens = generated(command.ready()["address"], "--no-ngram", prompt=text)
         assert tokens == decoded(str(demo_pair.TARGET), prompt, len(tokens))
         assert "are shared (100% of a text)" in command.said()
