@@ -260,15 +260,16 @@ def test_a_drafter_of_another_vocabulary(cloud: ServiceProcess, files: dict[str,
 
 def test_a_drafter_with_another_tokenizer(owned: Parts, tmp_path: Path) -> None:
     verifier = owned.start("verify", str(demo_pair.TARGET))
-    draft = other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece)
+    drafter = owned.start("draft", other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece))
     text = "# naïve 日本語 🙂\nimport os\n\ndef area(width, height):\n    "
     prompt = Tokenizer.from_file(str(demo_pair.TARGET / "tokenizer.json")).encode(text).ids
-    words = ("--verifier", verifier.ready(), "--draft", draft, "--plan", "lockstep:3")
-    with running("edge", *words, *ANY_PORT, "--json") as command:
-        tokens = generated(command.ready()["address"], "--no-ngram", prompt=text)
-        assert tokens == decoded(str(demo_pair.TARGET), prompt, len(tokens))
-        assert "are shared (100% of a text)" in command.said()
-    verifier.kill()
+    at = ("--verifier", verifier.ready(), "--drafter", drafter.ready(), "--plan", "lockstep:3")
+    orchestrator = owned.start("orchestrate", *at)
+    tokens = generated(orchestrator.ready(), "--no-ngram", prompt=text)
+    assert tokens == decoded(str(demo_pair.TARGET), prompt, len(tokens))
+    assert "are shared (100% of a text); it drafts in these" in drafter.said()
+    for part in (orchestrator, drafter, verifier):
+        part.kill()
 
 
 def test_what_cannot_start_says_so(cloud: ServiceProcess, taken_address: str) -> None:
