@@ -272,7 +272,6 @@ lint-rest: $(STAMP)
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/buf breaking --against proto/baseline.binpb || { echo "lint: proto/ breaks peers of the released version (CONTRIBUTING.md, Change the wire)" >&2; exit 1; }
 	$(BIN)/python -m scripts.proto --check
-	$(BIN)/python -m scripts.protocol_table --check
 	$(BIN)/python -m scripts.figures --check
 	echo "lint: generated references"
 	$(BIN)/python -m scripts.api --check

@@ -22,10 +22,11 @@ from typing import NamedTuple
 from bench.harness.entry import line_of_texts, run, texts_asked
 from bench.harness.interleave import tracked
 from bench.harness.record import save
-from bench.harness.report import Bar, bar_lines, none_of, table
+from bench.harness.report import Bar, bar_lines, none_of
 from bench.harness.services import ANY_PORT, RedisLog, ServiceProcess
 from bench.harness.sessions import RUN_LIMIT, client_of, exactly, run_in
 from bench.reference import ReferenceSettings, prompts_of
+from scripts.figures.exact import changed_table
 from specwire.client import Chunk, Finished
 from specwire.lm.gguf_file import read_gguf
 from specwire.rpc.process import say
@@ -207,13 +208,8 @@ def tell(found: ExactResults, path: Path) -> bool:
         "rows": [row._asdict() for row in found.rows],
         "bars": [asdict(bar) for bar in found.bars],
     }
-    save(path, record, arguments | {"exact": list(settings.exact)})
-    head = ("way", "temperature", "texts", AGAIN, DRAFTED, IN_COMPANY, KILLED, "guessed tokens")
-    rows = [
-        (row.way, f"{row.temperature:g}", str(row.texts), *map(str, row.changed.values()), str(row.accepted))
-        for row in found.rows
-    ]
-    print("\n".join((*table(head, rows), *bar_lines(found.bars))))
+    print(changed_table(save(path, record, arguments | {"exact": list(settings.exact)})))
+    print("\n".join(bar_lines(found.bars)))
     return all(bar.holds for bar in found.bars)
 
 

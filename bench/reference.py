@@ -35,12 +35,13 @@ from bench.harness.child import BenchChild
 from bench.harness.entry import line_of_texts, run, texts_asked
 from bench.harness.interleave import tracked
 from bench.harness.record import save
-from bench.harness.report import Bar, bar_lines, none_of, table
+from bench.harness.report import Bar, none_of, table
 from bench.harness.runs import BenchError
 from bench.harness.sessions import LOAD_LIMIT
 from bench.peers.library import NO_PEERS, PEERS, start
 from bench.peers.transformers_peer import PLAIN, TransformersPeer
 from bench.speed.prompts import TASKS, in_turns, sample, spec_bench
+from scripts.figures.exact import reference_table
 from specwire.client import Client, SpecwireError
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import AUTO, LLAMACPP, OPENVINO, TORCH, ModelError, is_gguf
@@ -342,16 +343,10 @@ def tell(found: ReferenceResults, path: Path) -> bool:
         "bars": [asdict(bar) for bar in found.bars],
     }
     raw = [{**one._asdict(), "near_tie": one.near_tie} for one in found.differences]
-    save(path, record, arguments, raw)
-    columns = ("runtime", "held to", "texts", "equal", "tokens compared")
-    for line in table(columns, [tuple(map(str, row)) for row in found.rows]):
-        print(line)
+    print(reference_table(save(path, record, arguments, raw)))
     told = [(*map(str, one[:5]), *(f"{each:.2g}" for each in one[5:]), str(one.near_tie)) for one in found.differences]
-    for line in table((*TextDifference._fields, "near-tie"), told) if told else ():
-        print(line)
-    own = [(each.whose, str(each.tokens), f"{each.share:.3f}", f"{each.nats:.3f}") for each in found.own]
-    print("\n".join(table(("own texts of", "tokens", "best by the file", "nats a token"), own)))
-    print("\n".join((*bar_lines(found.bars), *found.notes)))
+    listed = table((*TextDifference._fields, "near-tie"), told) if told else []
+    print("\n".join((*listed, *found.notes)))
     return all(bar.holds for bar in found.bars)
 
 

@@ -10,8 +10,7 @@ import argparse
 import re
 import sys
 
-from deploy.commands import COMMANDS, Command
-from deploy.settings import actions_of, add_command, told
+from deploy.settings import COMMANDS, Command, actions_of, add_command, told
 from scripts.pages import BUILT, asked_to_write, build
 
 PAGE = BUILT / "OPTIONS.md"
@@ -46,28 +45,9 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
 
 
 def _table(command: Command) -> str:
-    return "\n".join([OPTION_LINE, *_all_rows(parser_of(command))])
-
-
-def _all_rows(parser: argparse.ArgumentParser) -> list[str]:
-    actions = [
-        action for action in actions_of(parser) if action.help is not argparse.SUPPRESS and action.dest != "help"
-    ]
-    return [row for action in actions for row in _rows(action, parser.prog)]
-
-
-def _rows(action: argparse.Action, program: str) -> list[str]:
-    """One; of a command's own commands one for each, and behind it those of its options."""
-    if isinstance(action, argparse._SubParsersAction):
-        return [
-            row for each in action._choices_actions for row in _inner_rows(each, action.choices[each.dest], program)
-        ]
-    return [f"| {_names(action)} | {_said(action, program)} |"]
-
-
-def _inner_rows(action: argparse.Action, parser: argparse.ArgumentParser, program: str) -> list[str]:
-    rows = [row.replace("| `", f"| `{action.dest} ", 1) for row in _all_rows(parser)]
-    return [f"| `{action.dest}` | {_said(action, program)} |", *rows]
+    parser = parser_of(command)
+    shown = [each for each in actions_of(parser) if each.help is not argparse.SUPPRESS and each.dest != "help"]
+    return "\n".join([OPTION_LINE, *(f"| {_names(each)} | {_said(each, parser.prog)} |" for each in shown)])
 
 
 def _names(action: argparse.Action) -> str:

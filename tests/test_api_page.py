@@ -7,7 +7,7 @@ import re
 import pytest
 
 import specwire.client
-from scripts import api, api_client, api_wire
+from scripts import api
 from specwire.v1 import common_pb2, draft_pb2, generation_pb2, status_pb2, verify_pb2
 
 PAGE = api.page()
@@ -55,8 +55,8 @@ def test_types_read_as_in_the_source() -> None:
 def test_a_docstring_becomes_lists() -> None:
     given = "One.\n\nArgs:\n    a: first\n        and more.\n    b, c: second.\n\nRaises:\n    E: late.\n\nTwo."
     wanted = "One.\n\n*Args*\n\n- `a`: first and more.\n- `b`, `c`: second.\n\n*Raises*\n\n- `E`: late.\n\nTwo."
-    assert api_client.prose(given) == wanted
+    assert api.prose(given) == wanted
 
 
 def test_a_bar_in_a_cell_does_not_end_it() -> None:
-    assert api_wire.table([["a"], ["b|c"]]) == "| a |\n| --- |\n| b\\|c |"
+    assert api.table([["a"], ["b|c"]]) == "| a |\n| --- |\n| b\\|c |"

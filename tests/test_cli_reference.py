@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from deploy.cli import main as cli
-from deploy.commands import COMMANDS, CONFIGURABLE
-from deploy.settings import DEFAULT, add_command
+from deploy.settings import COMMANDS, CONFIGURABLE, DEFAULT, add_command
 from scripts import cli_reference
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main as cli
-from deploy.commands import COMMANDS
-from deploy.settings import actions_of
+from deploy.settings import COMMANDS, actions_of
 from scripts import api, cli_reference
 from scripts.cli_reference import parser_of
 from tests.documents import NOT_RUN, RUN, all_blocks, blocks_of, pages, stray_commands, summary

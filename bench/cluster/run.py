@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.cluster import load
-from bench.cluster.clocks import DRAFTERS, ORCHESTRATORS, VERIFIERS, Clocks
 from bench.cluster.load import (
     HEAD,
     LEAST_LINEAR,
@@ -28,14 +28,15 @@ from bench.cluster.load import (
     config,
     served,
 )
-from bench.cluster.site import site
+from bench.cluster.site import DRAFTERS, ORCHESTRATORS, VERIFIERS, Clocks, site
 from bench.harness import RESULTS, entry, record
 from bench.harness.entry import first_failure
 from bench.harness.interleave import tracked
 from bench.harness.interval import Estimate, estimate
 from bench.harness.record import save
-from bench.harness.report import Bar, at_least, at_most, bar_lines, table
+from bench.harness.report import Bar, at_least, none_of
 from bench.harness.runs import BenchError
+from scripts.figures.speed import cluster_table
 from specwire.client import Client, SpecwireError
 from specwire.rpc.process import say
 
@@ -48,7 +49,7 @@ KNOWN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterSample:
-    """One run of a row. steady: tokens/s while all sessions run. cpu: seconds by kind (`bench.cluster.clocks`)."""
+    """One run of a row. steady: tokens/s while all sessions run. cpu: seconds by kind (`bench.cluster.site`)."""
 
     row: str
     repeat: int
@@ -202,8 +203,7 @@ def bars(measured: MeasuredCluster, rows: Sequence[ClusterRowResult]) -> list[Ba
         for row, found in zip(ROWS, [each.to_one for each in rows], strict=True)
         if found is not None
     ]
-    wrong = measured.mismatches
-    return [*linear, at_most("sessions whose text changed", Estimate(wrong, wrong, wrong, 1.0), 0)]
+    return [*linear, none_of("sessions whose text changed", measured.mismatches)]
 
 
 def _row_result(
@@ -226,42 +226,13 @@ def _row_result(
     )
 
 
-def write(results: ClusterResults, path: Path) -> None:
+def write(results: ClusterResults, path: Path) -> dict[str, Any]:
+    """Returns the record."""
     head = {
         "bars": [asdict(bar) for bar in results.bars],
         "rows": [{**asdict(row), "tokens_per_core": row.tokens_per_core} for row in results.rows],
     }
-    save(path, head, results.arguments, [asdict(sample) for sample in results.samples], results.ran_on)
-
-
-def shown(results: ClusterResults) -> str:
-    """The table and the bars."""
-    head = (
-        "row",
-        "sessions",
-        "tokens/s",
-        "steady",
-        "linear",
-        "simulated",
-        "us/token",
-        "tokens/s per core",
-        "cores in use",
-    )
-    lines = [
-        (
-            row.name,
-            str(row.sessions),
-            f"{row.tokens_per_second.value:.1f}",
-            f"{row.steady.value:.1f}",
-            "" if row.to_one is None else f"{row.to_one.value:.3f}",
-            "" if row.simulated is None else f"{row.simulated:.1f}",
-            f"{row.orchestrator_us.value:.0f}",
-            f"{row.tokens_per_core:.0f}",
-            f"{row.cores:.2f}",
-        )
-        for row in results.rows
-    ]
-    return "\n\n".join("\n".join(part) for part in (table(head, lines), bar_lines(results.bars)))
+    return save(path, head, results.arguments, [asdict(sample) for sample in results.samples], results.ran_on)
 
 
 OUT = RESULTS / "cluster.json"
@@ -301,8 +272,7 @@ def measure_all(repeats: int) -> ClusterResults:
 
 
 def tell(found: ClusterResults, out: Path) -> bool:
-    write(found, out)
-    print(shown(found))
+    print(cluster_table(write(found, out)))
     return found.holds
 
 

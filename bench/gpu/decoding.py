@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import torch
 from transformers import PreTrainedModel
 
-from bench.gpu.head import CountedHead
+from bench.gpu.shapes import CountedHead
 from bench.harness.runs import BenchError
 from bench.peers.transformers_peer import Stopwatch
 from specwire.core.law.sampling import Sampling

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from bench.gpu.decoding import Decoded, Decoding, ModelDrafter, Oracle, Source, TransformersPair
-from bench.gpu.head import beside, forward_bytes, planted
-from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
+from bench.gpu.shapes import SHAPES, agreeing, beside, build, forward_bytes, planted, successors, walk
 from bench.gpu.steps import Floor, StepLine, bandwidth, measure_steps, weight_bytes
-from bench.harness import RESULTS
+from bench.harness import RESULTS, entry
 from bench.harness.interleave import schedule, tracked
 from bench.harness.interval import Estimate, estimate
 from bench.harness.record import save
-from bench.harness.report import Bar, at_most, bar_lines, table
+from bench.harness.report import Bar, at_most
 from bench.harness.runs import BenchError
 from bench.peers.transformers_peer import DTYPES
+from scripts.figures.speed import gpu_table
 from specwire.core.invalid import InvalidParameter
 from specwire.core.model import ModelInfo
 from specwire.lm import LanguageModel
@@ -214,35 +214,8 @@ def _bars(steps: Sequence[StepLine]) -> Iterator[Bar]:
                 yield at_most(f"step of {rows} sessions x {window} / its floor", step.to_floor, needed)
 
 
-def report(found: GpuResults) -> str:
-    floor = found.floor
-    head = f"{found.device}: copies at {floor.bandwidth / 1e9:.0f} GB/s; weights {floor.weight_bytes / 1e9:.2f} GB"
-    steps = [
-        (str(step.rows), str(step.window), _interval(step.ms), f"{step.floor_ms:.3f}", _interval(step.to_floor))
-        for step in found.steps
-    ]
-    speeds = [
-        (
-            line.row,
-            str(line.sessions),
-            _interval(line.tokens_per_second),
-            f"{line.tokens_per_session:.1f}",
-            "" if line.acceptance is None else f"{line.acceptance:.2f}",
-            "" if line.to_floor is None else _interval(line.to_floor),
-        )
-        for line in found.speeds
-    ]
-    parts = (
-        [head],
-        table(("sessions", "positions of each", "ms per step", "floor", "x floor"), steps),
-        table(("row", "sessions", "tokens/s", "of each", "acceptance", "x floor"), speeds),
-        bar_lines(found.bars) if found.bars else [],
-        list(found.notes),
-    )
-    return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def write(found: GpuResults, path: Path) -> None:
+def write(found: GpuResults, path: Path) -> dict[str, Any]:
+    """Returns the record."""
     head = {
         "device": found.device,
         "compiled": found.compiled,
@@ -252,11 +225,7 @@ def write(found: GpuResults, path: Path) -> None:
         "speeds": [asdict(line) for line in found.speeds],
         "notes": list(found.notes),
     }
-    save(path, head, found.arguments, [asdict(sample) for sample in found.samples])
-
-
-def _interval(value: Estimate) -> str:
-    return f"{value.value:.3g} [{value.low:.3g}, {value.high:.3g}]"
+    return save(path, head, found.arguments, [asdict(sample) for sample in found.samples])
 
 
 SEED = 1
@@ -272,51 +241,18 @@ NOTES = (
 )
 
 
-class GpuRow(Protocol):
-    """One way to decode with several sessions at once; `name` is for people."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def levels(self) -> Sequence[int]:
-        """How many sessions it can take part with."""
-        ...
-
-    @property
-    def draft_bytes(self) -> int:
-        """What each forward reads that is counted as a draft."""
-        ...
-
-    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded: ...
-
-
 @dataclass(frozen=True, slots=True)
-class EngineRow:
-    """Our engine; draft tokens from `source`, or a head. draft_bytes: what a forward of either reads."""
+class GpuRow:
+    """One way to decode with several sessions at once; `name` is for people.
+
+    run: texts behind prompts, so many tokens each. levels: how many sessions it can take part with. draft_bytes: what
+    each forward reads that is counted as a draft.
+    """
 
     name: str
-    engine: Decoding
-    source: Source | None
+    run: Callable[[Sequence[Sequence[int]], int], Decoded]
     levels: Sequence[int]
     draft_bytes: int = 0
-
-    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded:
-        return self.engine.run(prompts, tokens, self.source)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuPeerRow:
-    """transformers, of which assisted generation takes one session."""
-
-    name: str
-    pair: TransformersPair
-    assisted: bool
-    levels: Sequence[int] = (1,)
-    draft_bytes: int = 0
-
-    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoded:
-        return self.pair.run(prompts[0], tokens, self.assisted)
 
 
 def measure(settings: GpuSettings) -> GpuResults:
@@ -339,16 +275,23 @@ def measure(settings: GpuSettings) -> GpuResults:
     text = walk(after, 0, settings.prompt + max(settings.windows))
     shapes = [(rows, window) for rows in settings.rows for window in settings.windows]
     steps = measure_steps(lm, text, shapes, settings.repeats, floor)
-    engine, drafter = Decoding(lm), ModelDrafter(draft_lm, settings.drafts)
-    oracle = Oracle(after, settings.acceptance, settings.drafts, SEED)
     pair = TransformersPair(target, draft, settings.drafts)
-    rows: list[GpuRow] = [
-        EngineRow(OFF, engine, None, settings.sessions),
-        EngineRow(ORACLE, engine, oracle, settings.sessions),
-        EngineRow(DRAFTER, engine, drafter, settings.sessions, weight_bytes(draft)),
-        EngineRow(HEAD, Decoding(headed, settings.drafts), None, settings.sessions, forward_bytes(head)),
-        GpuPeerRow(PLAIN, pair, assisted=False),
-        GpuPeerRow(ASSISTED, pair, assisted=True),
+
+    def ours(name: str, engine: Decoding, source: Source | None = None, draft_bytes: int = 0) -> GpuRow:
+        return GpuRow(name, partial(engine.run, source=source), settings.sessions, draft_bytes)
+
+    def theirs(name: str, assisted: bool) -> GpuRow:
+        """Assisted generation takes one session."""
+        return GpuRow(name, lambda prompts, tokens: pair.run(prompts[0], tokens, assisted), (1,))
+
+    engine, oracle = Decoding(lm), Oracle(after, settings.acceptance, settings.drafts, SEED)
+    rows = [
+        ours(OFF, engine),
+        ours(ORACLE, engine, oracle),
+        ours(DRAFTER, engine, ModelDrafter(draft_lm, settings.drafts), weight_bytes(draft)),
+        ours(HEAD, Decoding(headed, settings.drafts), draft_bytes=forward_bytes(head)),
+        theirs(PLAIN, assisted=False),
+        theirs(ASSISTED, assisted=True),
     ]
     samples = [one for level in settings.sessions for one in _decode(rows, settings, level, after, floor)]
     return GpuResults(
@@ -438,26 +381,24 @@ def _line(samples: Sequence[SpeedSample]) -> SpeedLine:
     return SpeedLine(row, sessions, speed, speed.value / sessions, acceptance, to_floor)
 
 
+def measured(settings: GpuSettings) -> GpuResults:
+    """BenchError, also where there is no such device, or too little memory on it."""
+    try:
+        return measure(settings)
+    except (RuntimeError, AssertionError) as error:
+        raise BenchError(" ".join(str(error).split())) from error
+
+
+def tell(found: GpuResults, out: Path) -> bool:
+    print(gpu_table(write(found, out)))
+    return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    try:
-        settings = settings_of(args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)  # fail now, not after the measurement
-    except (InvalidParameter, OSError) as error:
-        say(f"bench: error: {error}")
-        return 2
-    try:
-        found = measure(settings)
-    except (BenchError, RuntimeError, AssertionError) as error:  # no such device, or too little memory on it
-        say(f"bench: error: {' '.join(str(error).split())}")
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    write(found, args.out)
-    print(report(found))
-    return 0
+    return entry.run(args, settings_of, measured, tell)
 
 
 if __name__ == "__main__":

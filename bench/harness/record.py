@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
@@ -35,10 +35,10 @@ def save(
     arguments: Mapping[str, object],
     raw: Sequence[object] | None = None,
     ran_on: Mapping[str, object] | None = None,
-) -> None:
+) -> dict[str, Any]:
     """`found`, with the machine, the commit and these arguments, as JSON; raw runs on a line of their own each.
 
-    ran_on: machine and commit, where they were read before.
+    ran_on: machine and commit, where they were read before. Returns the whole, which `scripts.figures` makes tables of.
     """
     whole = {"name": path.stem, **found, **(ran_on or provenance()), "arguments": arguments}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in whole.items()]
@@ -48,6 +48,7 @@ def save(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{\n " + ",\n ".join(lines) + "\n}\n")
     say(f"written to {path}")
+    return {**whole, "raw": raw}
 
 
 def provenance() -> dict[str, object]:

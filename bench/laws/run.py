@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.harness import RESULTS, record
 from bench.harness.interleave import tracked
-from bench.harness.report import Bar, at_least, exactly, none_of, table
+from bench.harness.report import Bar, at_least, bar_lines, exactly, none_of
 from bench.laws.biased import BIASED, BIASED_VERIFIERS, biased
 from bench.laws.exact import p_of_firsts, p_of_steps
 from bench.laws.sampling import (
@@ -33,6 +33,7 @@ from bench.laws.sampling import (
     same_seed,
     sample,
 )
+from scripts.figures.exact import laws_table
 from specwire.rpc.process import say
 
 OUT = RESULTS / "laws.json"
@@ -84,20 +85,11 @@ class LawTest:
     def right(self) -> bool:
         return self.refused is not self.exact
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        counts = (str(count) for count in (self.sessions, self.tested, self.bonus, self.direct))
-        said = f"{'refused' if self.refused else 'accepted'}{'' if self.right else ', WRONGLY'}"
-        return (self.drafter, self.rule, *counts, f"{self.p_firsts:.2g}", f"{self.p_steps:.2g}", said)
-
 
 def judged(drafter: str, rule: str, found: LawSample, exact: bool = True) -> LawTest:
     """Hold a sample to the law of the scripted target."""
     p_firsts = p_of_firsts(SCRIPT, PROMPT, found.listed, FIRSTS)
     return LawTest.of(drafter, rule, exact, found, p_firsts, p_of_steps(SCRIPT, PROMPT, found.listed, FIRSTS))
-
-
-HEAD = ("drafter", "rule", "sessions", "tested", "bonus", "direct", f"p, first {FIRSTS}", "p, others", "")
 
 
 async def exact(name: str, sessions: int) -> dict[str, LawSample]:
@@ -154,10 +146,24 @@ def bars(verdicts: Sequence[LawTest], ways: Sequence[SeedWay]) -> list[Bar]:
     ]
 
 
-def report(verdicts: Sequence[LawTest], ways: Sequence[SeedWay]) -> str:
-    head = ("coupled, the same seeds, drafted for by", "sessions", "accepted", "texts that differ")
-    rows = [(way.name, str(way.sessions), str(way.accepted), str(way.differing)) for way in ways]
-    return "\n".join((*table(HEAD, [verdict.cells for verdict in verdicts]), "", *table(head, rows)))
+def tell(
+    out: Path,
+    verdicts: Sequence[LawTest],
+    ways: Sequence[SeedWay],
+    held: Sequence[Bar],
+    arguments: Mapping[str, object],
+    **more: object,
+) -> None:
+    """Keep the record, and print it."""
+    found = {
+        "bars": [asdict(bar) for bar in held],
+        "laws": [{**asdict(verdict), "refused": verdict.refused} for verdict in verdicts],
+        "same_seed": [asdict(way) for way in ways],
+        "alpha": ALPHA,
+        **more,
+    }
+    print(laws_table(record.save(out, found, arguments)))
+    print("\n".join(bar_lines(held)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -175,15 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     verdicts = asyncio.run(laws(args.sessions, args.headed))
     ways = asyncio.run(same_seed(WAYS, _part_of(args.sessions)))
-    print(report(verdicts, ways))
     held = bars(verdicts, ways)
-    found = {
-        "bars": [asdict(bar) for bar in held],
-        "laws": [{**asdict(verdict), "refused": verdict.refused} for verdict in verdicts],
-        "same_seed": [asdict(way) for way in ways],
-        "alpha": ALPHA,
-    }
-    record.save(args.out, found, {name: getattr(args, name) for name in NUMBERS})
+    tell(args.out, verdicts, ways, held, {name: getattr(args, name) for name in NUMBERS})
     # Fewer sessions than are wanted are no failure.
     return 0 if all(bar.holds for bar in held if bar.sense == "<=") else 1
 

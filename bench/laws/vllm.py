@@ -15,7 +15,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,13 +27,12 @@ from transformers import LlamaForCausalLM
 from bench.harness import RESULTS, record
 from bench.harness.entry import terminable
 from bench.harness.interleave import tracked
-from bench.harness.interval import Estimate
-from bench.harness.report import Bar, at_least, at_most
+from bench.harness.report import Bar, at_least, exactly, none_of
 from bench.harness.runs import BenchError
 from bench.harness.services import ANY_PORT, ServiceProcess
 from bench.laws.exact import chi_square
 from bench.laws.pair import PROMPT, SEEDS, joint, model, write
-from bench.laws.run import ALPHA, FIRSTS, LawTest, report
+from bench.laws.run import FIRSTS, LawTest, tell
 from bench.laws.sampling import AT_ONCE, NGRAM, OFF, RULES, LawSample, SeedWay, all_of, sample
 from bench.vllm.server import EAGER, MISSING, PYTHON, VLLM, versions
 from deploy.stack.processes import environment
@@ -165,14 +163,11 @@ async def same_seed(services: LawServices, sessions: int) -> list[SeedWay]:
 
 
 def bars(verdicts: Sequence[LawTest], ways: Sequence[SeedWay]) -> list[Bar]:
-    def exactly(count: int) -> Estimate:
-        return Estimate(count, count, count, 1.0)
-
     least = [verdict for verdict in verdicts if verdict.drafter == ALL]
     return [
-        at_most("exact laws that are refused", exactly(sum(v.exact and v.refused for v in verdicts)), 0),
-        at_most("another model's law, not refused", exactly(sum(not v.exact and not v.right for v in verdicts)), 0),
-        at_most("coupled texts that depend on drafts or engine", exactly(sum(way.differing for way in ways)), 0),
+        none_of("exact laws that are refused", sum(v.exact and v.refused for v in verdicts)),
+        none_of("another model's law, not refused", sum(not v.exact and not v.right for v in verdicts)),
+        none_of("coupled texts that depend on drafts or engine", sum(way.differing for way in ways)),
         at_least("draft tokens tested under each rule", exactly(min(verdict.tested for verdict in least)), 1),
         at_least("sessions of each exact rule", exactly(min(verdict.sessions for verdict in least)), WANTED),
     ]
@@ -203,16 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    print(report(verdicts, ways))
     held = bars(verdicts, ways)
-    found = {
-        "bars": [asdict(bar) for bar in held],
-        "laws": [{**asdict(verdict), "refused": verdict.refused} for verdict in verdicts],
-        "same_seed": [asdict(way) for way in ways],
-        "alpha": ALPHA,
-        "vllm": versions(),
-    }
-    record.save(args.out, found, {"sessions": args.sessions})
+    tell(args.out, verdicts, ways, held, {"sessions": args.sessions}, vllm=versions())
     return 0 if all(bar.holds for bar in held[:-1]) else 1
 
 

@@ -1,8 +1,6 @@
 """A line of our own between two processes: delay, jitter, bandwidth, stalls and cuts, in user space.
 
-relay  the process
-way    one direction of a connection
+relay  the process, and one direction of a connection
 frames what HTTP/2 carries in it, counted
-link   the process as its owner sees it
-gauge  what the relay itself costs
+link   the process as its owner sees it, and what it costs itself
 """

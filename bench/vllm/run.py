@@ -21,13 +21,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.harness import RESULTS
 from bench.harness.entry import terminable
 from bench.harness.interleave import schedule, tracked
 from bench.harness.interval import Estimate, estimate
 from bench.harness.record import prompts_of, refused, save
-from bench.harness.report import Bar, at_least, table
+from bench.harness.report import Bar, at_least, bar_lines
 from bench.harness.runs import BenchError
 from bench.harness.services import ANY_PORT, RedisLog, ServiceProcess, free_port
 from bench.relay.link import RelayLink
@@ -47,6 +48,7 @@ from bench.vllm.server import (
 )
 from demo_pair import DRAFT, TARGET
 from deploy.stack.processes import environment
+from scripts.figures.speed import vllm_table
 from specwire.rpc.process import say
 
 # What may propose.
@@ -329,36 +331,18 @@ def bars_of(turns: Sequence[VllmTurn], lines: Sequence[VllmLine]) -> Iterator[Ba
             yield at_least(f"{level} at once{drawn}, {ENGINE_OFF} / {OFF}", tax, TAX)
 
 
-def report(lines: Sequence[VllmLine], bars: Sequence[Bar]) -> str:
-    head = ("at once", "temperature", "row", "tokens/s", "x off", "texts unlike off")
-    rows = [
-        (
-            str(line.level),
-            f"{line.temperature:g}",
-            line.row,
-            f"{line.tokens_per_second.value:.0f}",
-            f"{line.to_off.value:.2f} [{line.to_off.low:.2f}, {line.to_off.high:.2f}]",
-            str(line.different),
-        )
-        for line in lines
-    ]
-    judged = [
-        (bar.name, f"{bar.value:.2f}", f"{bar.sense} {bar.needed:g}", "holds" if bar.holds else "MISSED")
-        for bar in bars
-    ]
-    return "\n".join([*table(head, rows), "", *table(("bar", "value", "needed", ""), judged)])
-
-
 def write_results(
     args: argparse.Namespace, turns: Sequence[VllmTurn], lines: Sequence[VllmLine], bars: Sequence[Bar]
-) -> None:
+) -> dict[str, Any]:
+    """Returns the record."""
     found = {
         "bars": [asdict(bar) for bar in bars],
         "lines": [asdict(line) for line in lines],
         "vllm": versions(),
         "seconds_of_turns": [[turn.level, turn.temperature, turn.turn, turn.row, turn.seconds] for turn in turns],
     }
-    save(args.out, found, {name: getattr(args, name) for name in ("prompts", "tokens", "repeats", "sessions", "only")})
+    asked = {name: getattr(args, name) for name in ("prompts", "tokens", "repeats", "sessions", "only")}
+    return save(args.out, found, asked)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -401,8 +385,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     lines = lines_of(turns)
     bars = list(bars_of(turns, lines))
-    write_results(args, turns, lines, bars)
-    print(report(lines, bars))
+    print(vllm_table(write_results(args, turns, lines, bars)))
+    print("\n".join([*bar_lines(bars), f"texts unlike those of {OFF!r}: {sum(line.different for line in lines)}"]))
     return 0 if all(bar.holds for bar in bars) else 1
 
 

@@ -33,8 +33,7 @@ from bench.wan.disciplines import (
     repeats_of,
     take_turns,
 )
-from bench.wan.places import places
-from bench.wan.rig import Orchestration, WanPair, WanRig, rig
+from bench.wan.rig import Orchestration, WanPair, WanRig, places, rig
 from bench.wan.virtual import ExpectedCell, Software
 from specwire.client import Client, Timings
 

@@ -1,23 +1,23 @@
-"""What a measurement over a line found: bars, tables, and bench/results/wan.json."""
+"""What a measurement over a line found: its bars, and bench/results/wan.json."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.harness.interval import Estimate, estimate
 from bench.harness.record import save
-from bench.harness.report import Bar, at_least, at_most, bar_lines, exactly, table
+from bench.harness.report import Bar, at_least, at_most, exactly
 from bench.harness.runs import Sample, of_row
-from bench.relay.gauge import Gauge
-from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, RTTS_MS, SHOWN, WanCell
+from bench.relay.link import Gauge
+from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, WanCell
 from bench.wan.disciplines import (
     CHAIN,
     DEFAULT,
     DISCIPLINES,
     PLAIN,
-    STREAM_WAIT,
     TEXTBOOK,
     first_token_ms,
     ratio,
@@ -45,9 +45,6 @@ TO_CHAIN = {
 AWAY_TO_TEXTBOOK_AT_HOME = 1.10
 FIRST_TOKEN_RTTS = 1.1
 BYTES_PER_PROPOSED = 16.0
-EMULATED = "emulated devices (forwards are sleeps, guesses a recorded trace), real sockets; tokens/s"
-# The default beside all fixed settings that were simulated, and the chain beside those that do not branch.
-OPTIMA = ("/ optimum", "chain / its own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,109 +148,11 @@ def _wire_bars(one: Wire) -> Iterator[Bar]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# For people
-
-
-def report(results: WanResults) -> str:
-    bars = results.bars
-    missed = f"{sum(not bar.holds for bar in bars)} of {len(bars)} missed"
-    sections = (
-        _gauge(results.gauge, results.software),
-        _cells(results.cells),
-        _grid(results.grid),
-        _wire(results.wire),
-        [*bar_lines(bars), missed] if bars else [],
-        list(results.notes),
-    )
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
-
-
-def _gauge(gauge: Gauge, software: Software) -> list[str]:
-    head = ("the relay itself: round trip told, ms", "p50", "p99")
-    body = [(f"{one.wanted:g}", f"{one.p50:.3f}", f"{one.p99:.3f}") for one in gauge.round_trips]
-    return [
-        *table(head, body),
-        f"throughput with no delay {gauge.megabytes_per_second:.0f} MB/s; deliveries late by "
-        + ", ".join(f"{late:.3f} ms (p{100 * float(share):g})" for share, late in gauge.late_ms.items()),
-        f"software of ours: {software.step_us / 1000:.2f} ms a step, {software.hop_us / 1000:.2f} ms a hop, "
-        f"{software.draft_us / 1000:.2f} ms a draft token",
-    ]
-
-
-def _cells(cells: Sequence[EmulatedTimes]) -> list[str]:
-    head = (EMULATED, *DISCIPLINES, "/ plain", "/ textbook", "/ chain", *OPTIMA, "simulator off by")
-    body = [(_title(one), *_speeds(one.samples), *_ratios(one)) for one in cells]
-    return table(head, body) if body else []
-
-
-def _title(one: EmulatedTimes) -> str:
-    chosen = [one.expected.settings[name] for name in (TEXTBOOK, STREAM_WAIT) if name in one.expected.settings]
-    return f"{one.cell.name}  ({', '.join(chosen)})" if chosen else one.cell.name
-
-
-def _speeds(samples: Sequence[Sample]) -> list[str]:
-    """A dash where it was not measured."""
-    return [f"{tokens_per_second(samples, name).value:.1f}" if of_row(samples, name) else "-" for name in DISCIPLINES]
-
-
-def _to(samples: Sequence[Sample], other: str) -> str:
-    return f"{ratio(samples, DEFAULT, other):.2f}" if of_row(samples, other) else "-"
-
-
-def _ratios(one: EmulatedTimes) -> list[str]:
-    worst = max(simulator_error(one, name).value for name in one.expected.speeds)
-    default, chain = (ratio_to(one.samples, row, best) for row, _, best in against_optimum(one))
-    others = (_to(one.samples, other) for other in (PLAIN, TEXTBOOK, CHAIN))
-    return [*others, f"{default:.2f}", f"{chain.value:.2f}", f"{worst:.1%}"]
-
-
-def _grid(grid: Sequence[ExpectedCell]) -> list[str]:
-    """The default over the better of plain and textbook; it and the chain over their optima: the least of a row."""
-    head = ("in virtual time: default / better of plain and textbook", *(f"{rtt:g} ms" for rtt in RTTS_MS), *OPTIMA)
-    rows: dict[str, dict[float, ExpectedCell]] = {}
-    for one in grid:
-        cell = one.cell
-        name = f"d {cell.draft_ms:g} ms, a {cell.acceptance:g}, s {cell.slope:g}, b {cell.row_cost:g}"
-        rows.setdefault(name, {})[cell.rtt_ms] = one
-    body = [
-        (
-            name,
-            *(_to_better(found.get(rtt)) for rtt in RTTS_MS),
-            f"{min(one.speeds[DEFAULT] / one.optimum for one in found.values()):.2f}",
-            f"{min(one.speeds[CHAIN] / one.optimum_of_chains for one in found.values()):.2f}",
-        )
-        for name, found in rows.items()
-    ]
-    return [*table(head, body), "the last two columns are the least of their row"] if body else []
-
-
-def _to_better(one: ExpectedCell | None) -> str:
-    if one is None:
-        return "-"
-    return f"{one.speeds[DEFAULT] / max(speed for name, speed in one.speeds.items() if name in (PLAIN, TEXTBOOK)):.2f}"
-
-
-def _wire(wire: Sequence[Wire]) -> list[str]:
-    head = ("bytes on the wire, framing included", "per proposed token", "per decided token", "messages", "by kind")
-    body = [
-        (
-            f"{one.name}, {hop.name}",
-            f"{hop.per_token('proposals'):.1f}" if hop.tokens.get("proposals") else "-",
-            f"{sum(hop.bytes.values()) / one.decided:.1f}",
-            str(hop.messages),
-            ", ".join(f"{kind} {size:.0f}" for kind, size in hop.bytes.items()),
-        )
-        for one in wire
-        for hop in one.hops
-    ]
-    return table(head, body) if body else []
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # On disk
 
 
-def write(results: WanResults, path: Path) -> None:
+def write(results: WanResults, path: Path) -> dict[str, Any]:
+    """Returns the record."""
     head = {
         "bars": [asdict(bar) for bar in results.bars],
         "emulated": [_measured_cell(one) for one in results.cells],
@@ -267,7 +166,7 @@ def write(results: WanResults, path: Path) -> None:
         "notes": list(results.notes),
     }
     raw = [_session(cell.cell.name, sample) for cell in results.cells for sample in cell.samples]
-    save(path, head, results.arguments, raw)
+    return save(path, head, results.arguments, raw)
 
 
 def _measured_cell(one: EmulatedTimes) -> dict[str, object]:

@@ -13,13 +13,14 @@ from typing import TypeVar
 
 from bench.harness import RESULTS
 from bench.harness.entry import run
-from bench.relay.gauge import PINGS, gauge
+from bench.relay.link import PINGS, gauge
 from bench.wan.cells import NAMED, SHOWN, TOKENS, WanCell, chosen, grid
 from bench.wan.disciplines import DEFAULT, PLAIN, tokens_per_second
 from bench.wan.emulated import LANES, EmulatedTimes, expected_seconds, measure_cells, measure_software, parted
-from bench.wan.report import WanResults, report, write
+from bench.wan.report import WanResults, write
 from bench.wan.virtual import expect_all
 from bench.wan.wire import RULES, measure_wire
+from scripts.figures.wan import wan_table
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.process import say
 
@@ -134,8 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def tell(found: WanResults, out: Path) -> bool:
-    write(found, out)
-    print(report(found))
+    print("\n\n".join([wan_table(write(found, out)), *found.notes]))
     return found.texts_hold
 
 

@@ -19,8 +19,7 @@ from bench.harness.runs import BenchError
 from bench.relay.frames import HEADER, Count
 from bench.relay.link import RelayLink, Traffic
 from bench.wan.cells import TOKENS, typical_trace
-from bench.wan.places import places
-from bench.wan.rig import Orchestration, WanPair, rig
+from bench.wan.rig import Orchestration, WanPair, places, rig
 from bench.wan.traces import from_position
 from specwire.client import Client
 from specwire.core.law.sampling import GUESSING_RULES

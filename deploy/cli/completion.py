@@ -6,8 +6,7 @@ import argparse
 
 import shtab
 
-from deploy.commands import COMMANDS
-from deploy.settings import actions_of, add_command
+from deploy.settings import COMMANDS, actions_of, add_command
 
 SHELLS = ("bash", "fish", "zsh")  # those of shtab's shells that were tried
 # shtab's own for fish offers nothing behind --flag=

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from deploy.commands import COMMANDS
-from deploy.settings import CommandOptions, SettingInvalid, actions_of, add_command
+from deploy.settings import COMMANDS, CommandOptions, SettingInvalid, actions_of, add_command
 from deploy.stack.processes import AT_END
 from specwire import __version__
 from specwire.rpc.process import SIGNALS, one_line, say, visible

@@ -16,13 +16,14 @@ from deploy.cluster.schema import (
     DRAIN_MARGIN_S,
     MOST_REPLICAS,
     ORCHESTRATORS,
+    RAY_AUTH_MODE,
     ClusterConfig,
     Group,
     InvalidConfig,
     parse,
+    ray_token,
     read_text,
 )
-from deploy.cluster.token import RAY_AUTH_MODE, ray_token
 from deploy.stack.options import StackError
 from specwire.options import CLUSTER_START_S, add_options
 from specwire.rpc.process import say
@@ -55,7 +56,7 @@ def carried_out(command: str, what: Callable[[], int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClusterCommand:
-    """A command that needs Ray, as a `deploy.commands.Module`."""
+    """A command that needs Ray, as a `deploy.settings.Module`."""
 
     name: str
     work: Callable[[argparse.Namespace], int]

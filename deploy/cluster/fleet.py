@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -25,11 +24,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster.replica import Record, Replica, ReplicaSpec
+from deploy.cluster.replica import Record, Replica, ReplicaSpec, say_in_log
 from deploy.cluster.rollout import Change, ReplicaName, ReplicaPlace, replica_name
 from deploy.cluster.scaling import PoolSample, ScalingActions, ScalingController, every
-from deploy.cluster.schema import DRAIN_MARGIN_S, ClusterConfig, Group, parse
-from deploy.cluster.token import ray_token
+from deploy.cluster.schema import DRAIN_MARGIN_S, ClusterConfig, Group, parse, ray_token
 from deploy.stack.options import StackError
 from specwire.registry.directory import Directory, RegistryUnavailable
 from specwire.registry.entry import Role, ServiceEntry, ServiceState
@@ -432,7 +430,7 @@ class Autoscaler:
 
     def __init__(self, text: str, start_timeout: float) -> None:
         self._config = parse(text)
-        self._fleet = Fleet(_say, start_timeout, DRAIN_MARGIN_S)
+        self._fleet = Fleet(say_in_log, start_timeout, DRAIN_MARGIN_S)
         self._controller = ScalingController(self._config, start_timeout, DRAIN_MARGIN_S)
         self._every_s = every(self._config)
         self._looking = threading.Lock()
@@ -460,7 +458,7 @@ class Autoscaler:
                 RayError,
                 ValueError,
             ) as error:  # also errors of Ray, such as a name that is still taken
-                _say(f"not this time: {error}")
+                say_in_log(f"not this time: {error}")
             except Exception:  # a bug of ours: the next look may work
                 logger.exception("a look at the deployment failed")
 
@@ -471,7 +469,7 @@ class Autoscaler:
         self._looks += orders.looks
         carry_out(self._fleet, self._config, orders)
         for note in orders.notes:
-            _say(note)
+            say_in_log(note)
 
 
 def carry_out(fleet: Fleet, config: ClusterConfig, orders: ScalingActions) -> None:
@@ -484,12 +482,6 @@ def carry_out(fleet: Fleet, config: ClusterConfig, orders: ScalingActions) -> No
             fleet.begin(group, name)
     for name in orders.drain:
         fleet.retire(name)
-
-
-def _say(line: str) -> None:
-    """Into the actor's log, which is Ray's."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 BEGIN_LIMIT_S = 30.0

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import ray
@@ -45,14 +44,6 @@ class ReplicaSpec:
     python: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StartOutcome:
-    """How a start went: the address, or an error in one sentence."""
-
-    address: str = ""
-    error: str = ""
-
-
 class Replica:
     """After its process died Ray runs __init__ again, with the same arguments, in another."""
 
@@ -67,22 +58,22 @@ class Replica:
         self._environment = {**environment(), **order.environment}
         if order.python:  # what is installed here is not for another environment
             self._environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
-        self._http = ""
-        self._outcome: Future[StartOutcome] = Future()
+        self._address = self._http = self._error = ""
+        self._settled = threading.Event()
         self._child: BlockingChild | None = None
         self._draining = threading.Event()
         # A thread for as long as the child lives: the kernel binds the child to the thread that started it.
         self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
         self._thread.start()
 
-    def outcome(self) -> StartOutcome:
-        """Wait for the start."""
-        return self._outcome.result()
+    def outcome(self) -> ReplicaPlace:
+        """Wait for the start: the address, or an error in one sentence."""
+        self._settled.wait()
+        return self.place()
 
     def place(self) -> ReplicaPlace:
-        outcome = self._outcome.result() if self._outcome.done() else StartOutcome()
-        registered = advertised(self._environment.get(ADVERTISE, ""), outcome.address) if outcome.address else ""
-        return ReplicaPlace(outcome.address, self._node, self._http, outcome.error, self._draining.is_set(), registered)
+        registered = advertised(self._environment.get(ADVERTISE, ""), self._address) if self._address else ""
+        return ReplicaPlace(self._address, self._node, self._http, self._error, self._draining.is_set(), registered)
 
     def drain(self) -> None:
         """Drain and end the service, then the actor: waiting callers learn that it is gone."""
@@ -95,14 +86,14 @@ class Replica:
         ray.kill(self._actor)
 
     def _run(self) -> None:
-        child = self._child = BlockingChild(self._command, signal.SIGKILL, self._environment, _say)
+        child = self._child = BlockingChild(self._command, signal.SIGKILL, self._environment, say_in_log)
         if self._draining.is_set():  # it was asked for before there was a process to tell
             child.process.send_signal(signal.SIGTERM)
         ready = child.line()
         if ready:
             said = json.loads(ready)
-            self._http = str(said.get("http") or "")
-            self._outcome.set_result(StartOutcome(address=str(said["address"])))
+            self._http, self._address = str(said.get("http") or ""), str(said["address"])
+            self._settled.set()
         code = child.process.wait()
         if self._draining.is_set():
             self._settle("was told to end")
@@ -115,11 +106,12 @@ class Replica:
         os._exit(1)
 
     def _settle(self, error: str) -> None:
-        if not self._outcome.done():
-            self._outcome.set_result(StartOutcome(error=error))
+        if not self._settled.is_set():
+            self._error = error
+            self._settled.set()
 
 
-def _say(line: str) -> None:
+def say_in_log(line: str) -> None:
     """Into the actor's log, which is Ray's."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

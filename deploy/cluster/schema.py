@@ -28,6 +28,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -440,3 +441,22 @@ def _asked_for(keys: YamlKeys, cpus: float) -> dict[str, Any]:
         "accelerator_type": keys.text("accelerator_type", ""),
         "resources": {str(name): inner.amount(name, 0.0) for name in resources},
     }
+
+
+RAY_AUTH_MODE = "RAY_AUTH_MODE"
+
+
+def ray_token() -> tuple[str, str]:
+    """The token that Ray's clusters may demand, and where it is from, for people; empty where there is none.
+
+    Read from the places where Ray looks for it. Ray itself shows a token to a running cluster only if it is told to.
+    """
+    if os.environ.get(RAY_AUTH_MODE, "token") != "token":
+        return "", ""
+    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+        return token, "$RAY_AUTH_TOKEN"
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return file.read_text(encoding="utf-8").strip(), str(file)
+    except (OSError, UnicodeDecodeError):
+        return "", ""

@@ -142,42 +142,23 @@ class StackOptions:
         """Where the session log is; None: in a private Redis."""
         return MEMORY if self.one_process and self.redis_url is None else self.redis_url
 
-    def verifier(self) -> ModelServiceOptions:
-        return filled(
-            ModelServiceOptions,
-            self,
-            without=NOT_OF_SERVICES,
-            model=self.target,
-            kv_type=self._kv_type(self.target),
-            threads=self.target_threads,
-        )
-
     def verifiers(self) -> dict[str, ModelServiceOptions]:
         """Return each verifier by its role: verifier, verifier-2, ..."""
-        first = self.verifier()
+        first = self._service(self.target, NOT_OF_SERVICES, threads=self.target_threads)
         others = [
             replace(first, model=model, kv_type=self._kv_type(model), references=(), heads="") for model in self.also
         ]
-        return {
-            VERIFIER if number == 1 else f"{VERIFIER}-{number}": options
-            for number, options in enumerate([first, *others], 1)
-        }
+        return _by_role(VERIFIER, [first, *others])
 
     def drafters(self) -> dict[str, ModelServiceOptions]:
         """Return each drafter by its role: drafter, drafter-2, ..."""
         models = [self.draft, *self.more_drafts] if self.draft is not None else []
-        return {
-            DRAFTER if number == 1 else f"{DRAFTER}-{number}": filled(
-                ModelServiceOptions,
-                self,
-                without=NOT_OF_SERVICES + NOT_OF_DRAFTERS,
-                model=model,
-                device=self.draft_device or self.device,
-                kv_type=self._kv_type(model),
-                threads=self.draft_threads,
-            )
-            for number, model in enumerate(models, 1)
-        }
+        own = {"device": self.draft_device or self.device, "threads": self.draft_threads}
+        return _by_role(DRAFTER, [self._service(each, NOT_OF_SERVICES + NOT_OF_DRAFTERS, **own) for each in models])
+
+    def _service(self, model: str, without: tuple[str, ...], **own: Any) -> ModelServiceOptions:
+        kv_type = self._kv_type(model)
+        return filled(ModelServiceOptions, self, without=without, model=model, kv_type=kv_type, **own)
 
     def _kv_type(self, model: str) -> str:
         return self.kv_type if model in NAMED or is_gguf(model) else AUTO_KV
@@ -211,6 +192,10 @@ class StackOptions:
         if exposure(self.metrics, encrypted=False, insecure=self.insecure) is not None:
             why = "can be reached from other machines, and verifier and drafter do not encrypt here"
             raise InvalidParameter("metrics", f"{self.metrics} {why}; use a loopback address, or --insecure")
+
+
+def _by_role(kind: str, services: list[ModelServiceOptions]) -> dict[str, ModelServiceOptions]:
+    return {kind if number == 1 else f"{kind}-{number}": each for number, each in enumerate(services, 1)}
 
 
 def kind_of(role: str) -> str:

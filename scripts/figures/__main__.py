@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from scripts.figures.cluster import cluster_faults_table, cluster_table
-from scripts.figures.exact import changed_table, laws_table, peers_table, reference_table
-from scripts.figures.fuzz import fuzz_table, simulation_table
-from scripts.figures.markdown import grid, interval, with_table
+from scripts.figures import grid, interval, with_table
+from scripts.figures.exact import changed_table, fuzz_table, laws_table, peers_table, reference_table, simulation_table
 from scripts.figures.reliability import (
     bounds_table,
+    cluster_faults_table,
     load_table,
     matrix_table,
     pauses_table,
@@ -27,6 +26,7 @@ from scripts.figures.reliability import (
     tests_table,
 )
 from scripts.figures.speed import (
+    cluster_table,
     gpu_table,
     stack_table,
     vllm_table,
@@ -38,6 +38,7 @@ from scripts.figures.wan import (
     wan_table,
 )
 from scripts.pages import ROOT
+from specwire.core.session import TRANSITIONS, State
 
 RESULTS = ROOT / "bench" / "results"
 
@@ -104,6 +105,15 @@ def _record(file: str) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def states_table() -> str:
+    """Render `specwire.core.session.TRANSITIONS`: a row for each event, a column for each state."""
+    rows = [["event \\ state", *State]]
+    for event, transitions in TRANSITIONS.items():
+        led = [transitions.get(state, frozenset()) for state in State]
+        rows.append([event.__name__, *(" or ".join(state for state in State if state in to) for to in led)])
+    return grid(rows)
+
+
 Render = Callable[[dict[str, Any]], str]
 # By name: the record in bench/results, the command that makes it, and what renders it.
 RECORDS: dict[str, tuple[str, str, Render]] = {
@@ -143,13 +153,19 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "fuzz": ("fuzz.json", "make fuzz MINUTES=30", fuzz_table),
     "pair": ("../../demo_pair/figures.json", "python -m demo_pair.train.evaluate", pair_table),
 }
-# Without a record: made from the tests themselves.
-MADE: dict[str, Callable[[], str]] = {"matrix": matrix_table, "bounds": bounds_table, "tests": tests_table}
+# Without a record: made from the tests themselves, and from the core.
+MADE: dict[str, Callable[[], str]] = {
+    "matrix": matrix_table,
+    "bounds": bounds_table,
+    "tests": tests_table,
+    "states": states_table,
+}
 PLACES = {
     "headline": ROOT / "README.md",
     "real": ROOT / "README.md",
     "bounds": ROOT / "docs" / "RELIABILITY.md",
     "pair": ROOT / "demo_pair" / "README.md",
+    "states": ROOT / "proto" / "PROTOCOL.md",
 }
 
 

@@ -1,9 +1,9 @@
-"""The failover matrix, its bounds, and the tables of what was measured of it and by soaks."""
+"""The failover matrix, its bounds, and the tables of what was measured of it, on a cluster and by soaks."""
 
 from collections.abc import Callable
 from typing import Any
 
-from scripts.figures.markdown import grid
+from scripts.figures import grid
 from tests.faults.matrix import CELLS, LINK_FAULTS, LINKS, PARTIES, PARTY_FAULTS, Cell, shown_by
 
 
@@ -148,3 +148,14 @@ def load_table(results: dict[str, Any]) -> str:
         f"{min(results['unread_decided']):,} to {max(results['unread_decided']):,} tokens.",
     )
     return f"{grid(rows)}\n\n{' '.join(said)}"
+
+
+def cluster_faults_table(results: dict[str, Any]) -> str:
+    """Render how long text paused in each fault of `make test-cluster`."""
+    rows = [["what happens under load", "longest wait for a chunk before, s", "from then on, s", "until Ray knew, s"]]
+    for each in results["faults"]:
+        ray = "" if each["ray_s"] is None else f"{each['ray_s']:.2f}"
+        rows.append([each["fault"], f"{each['usual_s']:.2f}", f"{each['pause_s']:.2f}", ray])
+    machine = results["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores for all nodes"
+    return f"{grid(rows)}\n\nSeen once, on {where}; a step of the emulated target takes 0.25 s."

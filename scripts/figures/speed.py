@@ -1,10 +1,10 @@
-"""Tables of what a stack on one machine gains: beside its peers, in batches, with heads, in vLLM, on a GPU."""
+"""Tables of what a stack gains: beside its peers, in batches, with heads, in vLLM, on a GPU, on a cluster."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from scripts.figures.markdown import bars_table, grid, interval
+from scripts.figures import bars_table, grid, interval
 
 
 def stack_table(results: dict[str, Any]) -> str:
@@ -91,3 +91,37 @@ def vllm_table(results: dict[str, Any]) -> str:
     held = f"{sum(bar['holds'] for bar in bars)} of {len(bars)} bars hold."
     how = f"{arguments['prompts']} held-out prompts x {arguments['tokens']} tokens, {arguments['repeats']} repeats"
     return f"{grid(rows)}\n\nMeasured on {machine['cpu']}, {machine['cores']} cores, float32, eager: {how}. {held}"
+
+
+def cluster_table(results: dict[str, Any]) -> str:
+    """Render `make bench-cluster`: rows, beside the simulator's, what the orchestrators take, and the bars."""
+    rows = [
+        ["row", "sessions", "tokens/s", "simulated", "measured / simulated", "while all run", "each one's, x one's"]
+    ]
+    whole = ["tokens/s per core", "of a core, each", "cores in use, all"]
+    costs = [["row", "us of orchestrators per decided token", *whole]]
+    for row in results["rows"]:
+        speed, simulated = row["tokens_per_second"]["value"], row["simulated"]
+        to_one = "" if row["to_one"] is None else interval(row["to_one"])
+        expected = ["", ""] if simulated is None else [f"{simulated:.1f}", f"{speed / simulated:.2f}"]
+        rows.append(
+            [row["name"], str(row["sessions"]), f"{speed:.1f}", *expected, f"{row['steady']['value']:.1f}", to_one]
+        )
+        cost = row["orchestrator_us"]
+        us = f"{cost['value']:.0f} ({cost['low']:.0f} to {cost['high']:.0f})"
+        shares = [f"{row['busy']:.2f}", f"{row['cores']:.2f}"]
+        costs.append([row["name"], us, f"{row['tokens_per_core']:.0f}", *shares])
+    missed = [
+        f"Missed: {bar['name']}: {interval(bar)}, needed {bar['sense']} {bar['needed']:g}."
+        for bar in results["bars"]
+        if not bar["holds"]
+    ]
+    machine, asked = results["machine"], results["arguments"]
+    how = (
+        f"Emulated: a forward of m sessions sleeps {asked['V_ms']:g} ms x (1 + {asked['slope']:g} (m - 1)),",
+        f"a flat verifier's {asked['V_ms']:g} ms.",
+        f"Measured on {machine['cpu']}, {machine['cores']} cores for all processes, the clients among them:",
+        f"{asked['repeats']} repeats, rows in turn; median and its 95 % interval.",
+        f"An orchestrator's limit: {max(row['tokens_per_core'] for row in results['rows']):.0f} tokens/s for a core.",
+    )
+    return "\n\n".join([grid(rows), grid(costs), *missed, " ".join(how)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from scripts.figures.markdown import grid, interval
+from scripts.figures import grid, interval
 
 COMPARED = ("plain", "textbook", "chain")
 LIGHT, HEAVY = "-b0.02", "-b0.1"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bench.cluster import run
-from bench.cluster.clocks import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
 from bench.cluster.load import (
     AGREE,
     DRAFTED,
@@ -25,7 +24,6 @@ from bench.cluster.load import (
     ROWS,
     SESSIONS_PER_VERIFIER,
     SLOPE,
-    SLOTS,
     TOKENS,
     V_MS,
     WIDE,
@@ -45,11 +43,12 @@ from bench.cluster.run import (
     bars,
     multiple_of,
     row_results,
-    shown,
     write,
 )
+from bench.cluster.site import CLIENTS, DRAFTERS, ORCHESTRATORS, REST, VERIFIERS, Clocks, kind_of, ports_of
 from bench.harness.runs import BenchError
 from deploy.cluster.schema import parse
+from scripts.figures.speed import cluster_table
 from tests.faults.streams import plain
 
 
@@ -67,14 +66,6 @@ def test_what_is_deployed() -> None:
     )
     had = {name: sum(node.get(name, 0.0) for node in (HEAD, *NODES)) for name in asked}
     assert asked == had
-
-
-def test_no_verifier_could_do_with_less() -> None:
-    """Nor take over another one's sessions; and every session has a prompt of its own."""
-    assert SESSIONS_PER_VERIFIER <= SLOTS < 2 * SESSIONS_PER_VERIFIER
-    prompts = [prompt(turn) for turn in range(max(row.at_once for row in ROWS))]
-    assert len(set(prompts)) == len(prompts)
-    assert all(2 <= token < 64 for each in prompts for token in each)
 
 
 def test_what_is_expected() -> None:
@@ -151,7 +142,7 @@ def test_figures(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "cluster.json").read_text())
     assert [row["name"] for row in told["rows"]] == [row.name for row in ROWS]
     assert len(told["raw"]) == 7 * len(ROWS)
-    assert FOUR.name in shown(found)
+    assert FOUR.name in cluster_table(told)
 
 
 def test_what_is_missed() -> None:

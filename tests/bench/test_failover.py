@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import ROOT, record
+from bench.harness import ROOT
 from scripts.figures.reliability import pauses_table, played_line, ran_table
 from tests.faults import run_record
 from tests.faults.matrix import CELLS, HELD_S, SILENT, STOPPED_S, Cell, held_s
-from tests.faults.measure import NOISE_S, OUT, STEP_S, UNDISTURBED, Figures, Measured, Play, main, results, shown
+from tests.faults.measure import NOISE_S, STEP_S, UNDISTURBED, Measured, Play, main, results, shown
 from tests.faults.run_record import Ended
 from tests.faults.streams import LIMIT_S
 
@@ -101,16 +101,6 @@ def test_tables() -> None:
     assert "| Redis | restart | - | - | 1.00 | 5.00 | 5.00 | 2.50 | **no** |" in lines
     assert lines[-1].startswith("Measured on a CPU, 2 cores, 0123456 and changes, all processes on it: 1 plays")
     assert "Not played there: drafter, SIGKILL; drafter, SIGSTOP; " in lines[-1]
-
-
-def test_only_all_of_it_is_recorded(tmp_path: Path) -> None:
-    said: list[str] = []
-    path = tmp_path / OUT.name
-    record.keep(Figures({"cells": []}, whole=False), None, path, said.append)
-    assert not path.exists()
-    assert "not a whole run: failover.json is left as it is" in said[0]
-    record.keep(Figures({"cells": []}, whole=True), None, path, said.append)
-    assert json.loads(path.read_text()) == {"cells": []}
 
 
 def test_what_a_run_of_the_matrix_has_played() -> None:

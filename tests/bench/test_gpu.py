@@ -11,12 +11,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from bench.gpu import head as head_module
-from bench.gpu import run
+from bench.gpu import run, shapes
 from bench.gpu.decoding import Decoding, ModelDrafter, Oracle, Source
-from bench.gpu.head import CountedHead, forward_bytes, planted
 from bench.gpu.run import GpuResults
-from bench.gpu.shapes import SHAPES, agreeing, build, successors, walk
+from bench.gpu.shapes import SHAPES, CountedHead, agreeing, build, forward_bytes, planted, successors, walk
 from bench.gpu.steps import Floor, StepLine, bandwidth, weight_bytes
 from bench.harness.interval import estimate
 from scripts.figures.speed import gpu_table
@@ -101,7 +99,7 @@ def test_a_head_says_what_it_was_planted_with_at_each_depth() -> None:
 
 def test_a_head_that_cannot_say_all_ids_says_those_that_are_asked() -> None:
     target = model("tiny", AFTER)
-    with patch.object(head_module, "DRAFT_VOCABULARY", 32):
+    with patch.object(shapes, "DRAFT_VOCABULARY", 32):
         ids = [planted(SHAPES["tiny"], target, AFTER, said, 3).d2t + torch.arange(32) for said in ([100, 101], [])]
     assert ids[0].tolist() == [*range(30), 100, 101]
     assert ids[1].tolist() == [*range(32)]

@@ -10,11 +10,9 @@ import pytest
 
 from bench.sweep import (
     NEEDED,
-    SESSIONS,
     Crowd,
     Swept,
     bar,
-    crowds,
     earlier,
     experienced,
     main,
@@ -80,14 +78,6 @@ def test_the_command_refuses_what_is_no_record(text: str, capsys: pytest.Capture
     assert main(["--best-from", str(path), "--out", str(tmp_path / "sweep.json")]) == 2
     assert f"--best-from: {path}: not a record" in capsys.readouterr().err
     assert not (tmp_path / "sweep.json").exists()
-
-
-def test_crowds_are_of_every_size_on_shared_hosts_and_with_guesses_from_the_text() -> None:
-    found = list(crowds())
-    assert len({crowd.name for crowd in found}) == len(found)
-    assert {crowd.sessions for crowd in found if crowd.shared} == set(SESSIONS)
-    assert {crowd.sessions for crowd in found if crowd.repeats and not crowd.shared} == set(SESSIONS)
-    assert {crowd.sessions for crowd in found if crowd.rtt_ms} == set(SESSIONS)
 
 
 def test_a_crowd_is_swept_like_a_cell() -> None:

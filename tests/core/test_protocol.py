@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from scripts import protocol_table
+from scripts.figures import __main__ as figures
 from specwire.core.law.acceptance import choose
 from specwire.core.law.noise import NoiseStream, gumbel, philox4x32, uniform_integers
 from specwire.core.law.sampling import History, Sampling
@@ -128,7 +128,7 @@ def test_every_offer_and_every_outcome_has_its_row() -> None:
 
 
 def test_the_table_of_states_is_the_core_s() -> None:
-    rows = {row[0]: row[1:] for row in rows_after(protocol_table.BEGIN)}
+    rows = {row[0]: row[1:] for row in rows_after("<!-- states: written by scripts/figures -->")}
     assert rows.keys() == {event.__name__ for event in TRANSITIONS}
     for event, transitions in TRANSITIONS.items():
         cells = {state: rows[event.__name__][index] for index, state in enumerate(State)}
@@ -151,28 +151,23 @@ def drifted() -> str:
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "PROTOCOL.md"
     path.write_text(drifted())
-    monkeypatch.setattr(protocol_table, "PAGE", path)
+    monkeypatch.setitem(figures.PLACES, "states", path)
     return path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, mode: str) -> int:
-    monkeypatch.setattr("sys.argv", ["protocol_table", mode])
-    return protocol_table.main()
-
-
-def test_check_reports_drift_and_write_repairs_it(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_drift_and_write_repairs_it(page: Path) -> None:
     assert page.read_text() != PAGE
-    assert run(monkeypatch, "--check") == 1
+    assert figures.main(["--check"]) == 1
     assert page.read_text() == drifted()
-    assert run(monkeypatch, "--write") == 0
-    assert run(monkeypatch, "--check") == 0
+    assert figures.main(["--write"]) == 0
+    assert figures.main(["--check"]) == 0
     assert page.read_text() == PAGE
 
 
-def test_a_page_without_markers_is_an_error(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_without_markers_is_an_error(page: Path) -> None:
     page.write_text("nothing here")
     with pytest.raises(ValueError, match="markers"):
-        run(monkeypatch, "--write")
+        figures.main(["--write"])
 
 
 ROOTS = (

@@ -20,8 +20,7 @@ from deploy.cluster import fleet
 from deploy.cluster.commands import carried_out, counts_of, drain_timeout_of, table
 from deploy.cluster.replica import ReplicaSpec, command
 from deploy.cluster.rollout import ReplicaName
-from deploy.cluster.schema import InvalidConfig, ScalingRule, parse
-from deploy.cluster.token import ray_token
+from deploy.cluster.schema import InvalidConfig, ScalingRule, parse, ray_token
 from specwire.core.model import ModelError
 from specwire.rpc.server_options import model_options
 from tests.lm import models

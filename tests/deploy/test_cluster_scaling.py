@@ -1,11 +1,13 @@
-"""How many replicas a load gets: single decisions, and a simulated day."""
+"""How many replicas a load gets: single decisions, a simulated day, and what an autoscaler saw on a Ray cluster."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -133,6 +135,15 @@ def test_a_day_of_load_is_followed_without_flapping() -> None:
     assert moves <= 4 * 2 * 4
     assert waiting <= len(demands) // 50
     assert sum(counts) < 0.85 * 4 * len(counts)
+
+
+def test_what_was_seen_on_a_cluster_leads_to_what_was_done() -> None:
+    """Recorded of a crowd that came and went: one way up and one way down."""
+    record = json.loads((Path(__file__).parent / "recorded_load.json").read_text())
+    rule, memory = ScalingRule(*record["bounds"], **record["scaling"]), ScalingState()
+    for look in record["looks"]:
+        wanted, memory = decide(rule, memory, PoolLoad(**look["reading"]), look["at"])
+        assert wanted == look["wanted"], look
 
 
 @given(demands=st.lists(st.integers(0, 200), min_size=1, max_size=200), count=st.integers(0, 9))

@@ -146,7 +146,12 @@ async def test_a_text_that_drafting_may_not_change_fails_the_demo(
     printed = capsys.readouterr()
     assert told in printed.err
     assert ("error" in printed.err) is bool(code)
-    assert not as_json or json.loads(printed.out)["exact"] is bool(code)
+    if as_json:  # one object and nothing else
+        found = json.loads(printed.out)
+        assert (found["target"], found["draft"], found["head"], found["exact"]) == (TARGET, None, "head", bool(code))
+        assert (found["dtype"], found["runtime"]) == (served.get("dtype", "bfloat16"), served.get("runtime", ""))
+        assert [each["temperature"] for each in found["temperatures"]] == [0.0, 0.8]
+        assert [[one["name"] for one in each["prompts"]] for each in found["temperatures"]] == [["a", "b"]] * 2
 
 
 async def test_the_demo_warms_up_both_ways_and_begins_each_pair_with_what_a_head_needs_too(

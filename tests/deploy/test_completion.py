@@ -11,7 +11,7 @@ import pytest
 
 from deploy.cli import main as cli
 from deploy.cli.completion import SHELLS
-from deploy.commands import COMMANDS
+from deploy.settings import COMMANDS
 
 ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_specwire; echo "${COMPREPLY[*]}"'
 CHECKS = {"bash": ["-n"], "zsh": ["-f", "-n"], "fish": ["--no-config", "-n"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shutil
@@ -24,8 +25,70 @@ from deploy.settings import read_config
 from orchestrator.server import options_of
 from specwire.registry.options import registry_of
 from specwire.rpc.server_options import model_options
-from tests.deploy.files import DEPLOY, KUBERNETES, ROOT, commands, documents, instructions, manifests, mappings, unit
-from tests.deploy.files import units as all_units
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+# What begins a command of ours, where a container's image begins it itself.
+NAMES = ("verify", "draft", "orchestrate", "edge", "deploy")
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    """Of a YAML file, each a mapping."""
+    found = list(yaml.safe_load_all(file.read_text()))
+    assert found, file
+    assert all(isinstance(each, dict) for each in found), file
+    return found
+
+
+def manifests() -> list[Path]:
+    """What is applied on Kubernetes; not what kustomize or specwire itself reads."""
+    return sorted(each for each in KUBERNETES.rglob("*.yaml") if each.name not in ("kustomization.yaml", "config.yaml"))
+
+
+def units() -> list[Path]:
+    return sorted((DEPLOY / "systemd").glob("*.service"))
+
+
+def unit(file: Path) -> configparser.ConfigParser:
+    """Options keep their case; one that stands there several times has its last value."""
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(file.read_text())
+    return parser
+
+
+def mappings(value: object) -> Iterator[dict[str, Any]]:
+    """All mappings in a document, however deep."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from mappings(each)
+
+
+def commands() -> Iterator[tuple[Path, list[str]]]:
+    """Each of our command lines after `specwire`, with the file that has it."""
+    for file in [*manifests(), DEPLOY / "compose/compose.yaml"]:
+        for document in documents(file):
+            for each in mappings(document):
+                words = each.get("args") or each.get("command")
+                if isinstance(words, list) and words and words[0] in NAMES:
+                    yield file, words
+    for file in units():
+        words = unit(file)["Service"]["ExecStart"].split()
+        assert words[0].endswith("/specwire"), file
+        yield file, words[1:]
+    for file in sorted((DEPLOY / "docker").iterdir()):
+        entry, default = (json.loads(found) for found in instructions(file, "ENTRYPOINT") + instructions(file, "CMD"))
+        assert entry == ["specwire"], file
+        yield file, default
+
+
+def instructions(file: Path, name: str) -> list[str]:
+    """The arguments of each such instruction of a Dockerfile, lines joined."""
+    text = re.sub(r"\\\n\s*", "", re.sub(r"(?m)^#.*\n", "", file.read_text()))
+    return re.findall(rf"(?m)^{name} (.*)$", text)
+
 
 COMMANDS = list(commands())
 COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
@@ -300,7 +363,7 @@ def test_compose_publishes_on_loopback_only() -> None:
     assert inside == ["redis", "verifier", "drafter"]
 
 
-@pytest.mark.parametrize("file", all_units(), ids=named)
+@pytest.mark.parametrize("file", units(), ids=named)
 def test_units_are_whole(file: Path) -> None:
     found = unit(file)
     assert found.sections() == ["Unit", "Service", "Install"]
@@ -309,7 +372,7 @@ def test_units_are_whole(file: Path) -> None:
     assert found["Install"]["WantedBy"] == "multi-user.target"
 
 
-@pytest.mark.parametrize("file", all_units(), ids=named)
+@pytest.mark.parametrize("file", units(), ids=named)
 def test_systemd_has_nothing_to_say_against_units(file: Path, tmp_path: Path) -> None:
     """Where systemd is; the program that a unit starts is not there, so another one stands in for it."""
     program = shutil.which("systemd-analyze")

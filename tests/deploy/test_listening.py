@@ -182,3 +182,46 @@ def test_who_dials_in_listens_for_figures_only(tmp_path: Path, capsys: pytest.Ca
         assert said.startswith("specwire draft: error: connect: a drafter that dials in listens for --metrics only")
         assert accepted(capsys, "draft", *dialling, *flags, *figures)
     assert not accepted(capsys, "draft", *dialling, *figures)
+
+
+@pytest.mark.parametrize("command", ["verify", "draft", "orchestrate", "edge"])
+def test_a_bad_file_is_named_with_its_flag(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = Authority()
+    (cert, key), (_, other) = (authority.sign().save(tmp_path, name) for name in ("server", "other"))
+    said = refused(capsys, command, *COMMANDS[command], "--tls-cert", "/no/such/file", "--tls-key", key)
+    assert said == f"specwire {command}: error: --tls-cert: /no/such/file cannot be read: No such file or directory"
+    said = refused(capsys, command, *COMMANDS[command], "--tls-cert", cert, "--tls-key", other)
+    assert said == f"specwire {command}: error: --tls-key: {other} is not the key of the certificate in {cert}"
+
+
+@pytest.mark.parametrize("command", ["up", "orchestrate", "edge"])
+def test_too_many_drafters_of_a_session_are_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, command, *COMMANDS[command], "--drafters-per-session", "9")
+    assert said == f"specwire {command}: error: drafters-per-session: must be from 1 to 8, not 9"
+
+
+@pytest.mark.parametrize("option", ["--verifier", "--listen"])
+@pytest.mark.parametrize("command", ["orchestrate", "edge"])
+def test_an_address_is_a_host_and_a_port(command: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, command, *COMMANDS[command], option, "nowhere")
+    place = option.removeprefix("--")
+    assert said == f"specwire {command}: error: {place}: must be HOST:PORT with a port from 0 to 65535, not 'nowhere'"
+
+
+def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The last line of a service that cannot start."""
+    assert cli.main(arguments) == 1
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["verify", "draft"])
+def test_a_port_in_use_is_told(command: str, taken_address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = failed(capsys, command, *COMMANDS[command], "--listen", taken_address)
+    assert said == f"specwire {command}: error: listen: cannot listen on {taken_address}: the port is in use"
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@{dead}/0", "unix:///no/such/socket", "http://{dead}", "redis://x:y"])
+def test_a_log_that_is_not_there_is_told(url: str, dead_address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = failed(capsys, "orchestrate", "--verifier", dead_address, "--redis-url", url.format(dead=dead_address))
+    assert said.startswith("specwire orchestrate: error: redis-url: ")
+    assert "secret" not in said

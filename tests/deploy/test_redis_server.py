@@ -56,6 +56,7 @@ async def test_a_server_that_cannot_start_is_told(folder: Path, monkeypatch: pyt
     server = RedisServer(folder, ignore)
     with pytest.raises(StackError, match="the private Redis did not start: exit code 1"):
         await server.start()
+    await server.stop()
 
 
 @pytest.mark.parametrize(("version", "taken"), [("7.2.11", True), ("6.0.16", False), ("", False)])

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main as cli
-from deploy.commands import CONFIGURABLE
-from deploy.settings import CommandOptions, Setting, SettingInvalid
+from deploy.settings import CONFIGURABLE, CommandOptions, Setting, SettingInvalid
 from specwire.options import CLUSTER, TABLE, WORDS, Option, options_of
 
 ROWS = (

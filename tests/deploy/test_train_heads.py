@@ -57,29 +57,6 @@ def test_what_it_writes_is_served(
     assert all(0 <= token < models.VOCABULARY for token in drafted)
 
 
-def test_one_that_was_ended_goes_on_and_comes_to_the_same(
-    target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "EVALUATE_EVERY", 2)
-    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main(command(target, answers, whole, "--steps", "6")) == 0
-    step, done = loop.Optimiser.step, 0
-
-    def interrupted(self: loop.Optimiser, index: int) -> None:
-        nonlocal done
-        done += 1
-        if done == 5:
-            raise KeyboardInterrupt
-        step(self, index)
-
-    monkeypatch.setattr(loop.Optimiser, "step", interrupted)
-    assert main(command(target, answers, parts, "--steps", "6")) == 130
-    assert main(command(target, answers, parts, "--steps", "6")) == 0
-    assert done == 7, "steps that were kept are not taken again"
-    assert (parts / "training.json").read_text() == (whole / "training.json").read_text()
-
-
 def test_a_record_tells_by_what_it_was_trained_and_going_on_keeps_it(
     target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

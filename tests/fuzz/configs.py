@@ -19,8 +19,7 @@ import deploy.cli.main
 import deploy.cli.services.edge
 import deploy.cli.services.registry
 import orchestrator.server
-from deploy.commands import CONFIGURABLE
-from deploy.settings import CommandOptions, SettingInvalid
+from deploy.settings import CONFIGURABLE, CommandOptions, SettingInvalid
 from deploy.stack.options import stack_options
 from specwire.core.invalid import InvalidParameter
 from specwire.options import number, whole

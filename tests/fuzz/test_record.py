@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from scripts.figures.fuzz import fuzz_table
+from scripts.figures.exact import fuzz_table
 from tests.fuzz.record import MIB, MINUTES, MOST_GROWTH_MIB, MOST_WAIT_MS, Record, lines
 
 MACHINE: dict[str, object] = {"cpu": "a CPU", "cores": 2}

@@ -5,13 +5,18 @@ Workers get groups of tests, the next one to whoever is free. What takes long is
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.faults.parts import Parts, parts
 from tests.integration.pauses import Pause, record
+from tests.integration.stack_process import DRAFT, END_LIMIT, TARGET, Command, running
+from tests.orchestrator.redis_for_tests import RedisServer
 
 HERE = Path(__file__).parent
 PAUSES = pytest.StashKey[list[Pause]]()
@@ -21,13 +26,14 @@ GROUPS = {
     "documents": ("test_documents",),
     # Networks of their own.
     "line": ("test_bench_wan", "test_wan"),
+    # One stack for both.
+    "stack": ("test_stack", "test_examples"),
     "benches": ("test_bench", "test_bench_step"),
 }
 # Behind the groups come files that take a minute, so that nobody begins one when the others have ended.
 LONGEST = (
     "test_edge",
     "test_console",
-    "test_vocabularies",
     "test_progress",
     "test_runtime",
     "test_processes",
@@ -59,6 +65,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.path.parent == HERE]
     ours.sort(key=lambda item: order.index(group) if (group := group_of(item.path)) in order else len(order))
     items[:] = [*(item for item in items if item.path.parent != HERE), *ours]
+
+
+@pytest.fixture(scope="module")
+def owned() -> Iterator[Parts]:
+    """Give the owner of a file's processes."""
+    with parts() as owner:
+        yield owner
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """Give a real Redis."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Command]:
+    """One stack for the tests of its group, ended by Ctrl-C at last."""
+    with running("up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT) as command:
+        yield command
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(END_LIMIT) == 0, command.said()
+        assert command.nothing_left(), command.family()
+
+
+@pytest.fixture(scope="session")
+def address(stack: Command) -> str:
+    ready = stack.ready()
+    assert ready["redis"].startswith("unix://")
+    assert ready["http"].startswith("http://127.0.0.1:")
+    assert ready == {**ready, "target": TARGET, "draft": DRAFT}
+    return str(ready["address"])
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from bench.harness.child import descendants, end_tree
 from tests.wait import eventually
@@ -48,6 +50,13 @@ class Command:
         """Return the next line of stdout; empty once it is closed."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
+
+    def ready(self) -> dict[str, Any]:
+        """Return what its ready line says; of a command with --json."""
+        line = self.line()
+        assert line, self.said()
+        told: dict[str, Any] = json.loads(line)
+        return told
 
     def wait(self, limit: float = START_LIMIT) -> int:
         return self.process.wait(limit)
@@ -98,3 +107,13 @@ def running(*arguments: str) -> Iterator[Command]:
             command.process.wait(END_LIMIT)
             if command.process.stdout is not None:
                 command.process.stdout.close()
+
+
+def failure(*arguments: str) -> str:
+    """The one line with which a command that must fail does so, with exit code 1, and leaves nothing."""
+    with running(*arguments) as command:
+        assert command.wait() == 1, command.said()
+        assert command.nothing_left(), command.family()
+        assert command.line() == ""
+        assert "Traceback" not in command.said()
+        return command.last_line()

@@ -42,7 +42,6 @@ def test_a_quick_measurement_ends_with_a_table_and_a_file(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--cells", "R1"], "cells: no cell 'R1'"),
         (["--tokens", "0"], "tokens: must be from 1 to 1024, not 0"),
         (["--repeats", "99"], "repeats: must be from 1 to 64, not 99"),
     ],

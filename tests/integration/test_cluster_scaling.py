@@ -8,41 +8,31 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import ray
 
-from bench.cluster.site import Site, command_lines
+from bench.cluster.site import Site, command_lines, site
 from bench.harness.certificates import Authority
 from specwire.client import AsyncClient, Chunk, Completion
 from specwire.core.messages import Outcome
 from specwire.rpc.tls import ClientTls
-from tests.faults.parts import Parts, parts
+from tests.faults.parts import Parts
 from tests.faults.streams import plain
-from tests.integration.scaled_load import (
-    MODEL,
-    PROMPTS,
-    TOKENS,
-    Planned,
-    Served,
-    drive,
-    file,
-    place,
-    planned,
-    rest,
-    status,
-)
 from tests.wait import eventually
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 SPEC = "scripted:7:vocab=64"
+MODEL = f"{SPEC}:delay_ms=50"
 # The same text by other weights, as their fingerprints say.
 NEW_MODEL = f"{MODEL}:agree=0.999999"
 DRAFT = f"{SPEC}:agree=0.8"
@@ -52,6 +42,92 @@ CLIENTS = 3
 CROWD = 120
 # Tokens: a session that goes on while others come and go, and is over before the update's grace is.
 LONG, SHORT = 700, 20
+SLOTS = 4
+TOKENS = 40
+PROMPTS = 8
+# (seconds, sessions that come in each)
+PHASES = ((15.0, 0.4), (40.0, 3.5), (40.0, 0.4))
+SEED = 7
+FILE = """
+redis: redis://{redis}/0
+pools:
+  target:
+    kind: verify
+    model: "{model}"
+    resources: {{big: 1}}
+    num_cpus: 0.1
+    max_replicas: 3
+    scaling: {{grow_after_s: 2, shrink_after_s: 10, queue_s: 0.5}}
+    options: {{slots: {slots}, ngram: false, insecure: true, grace: 60}}
+orchestrators:
+  num_cpus: 0.1
+  resources: {{front: 1}}
+  options: {options}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A session. at: seconds from the start."""
+
+    at: float
+    prompt: tuple[int, ...]
+    tokens: int
+
+
+def planned(seed: int = SEED) -> list[Planned]:
+    """Arrivals of a Poisson process for each phase."""
+    random_ = random.Random(seed)
+    found, began = [], 0.0
+    for seconds, rate in PHASES:
+        at = began + random_.expovariate(rate)
+        while at < began + seconds:
+            found.append(Planned(at, (5, 6, 7 + random_.randrange(PROMPTS)), TOKENS))
+            at += random_.expovariate(rate)
+        began += seconds
+    return found
+
+
+async def drive(address: str, tls: ClientTls | None, sessions: Sequence[Planned]) -> list[Completion]:
+    """An ExceptionGroup where one failed."""
+    async with AsyncClient(address, tls=tls) as client, asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(serve(client, each)) for each in sessions]
+    return [task.result() for task in running]
+
+
+async def serve(client: AsyncClient, session: Planned) -> Completion:
+    await asyncio.sleep(session.at)
+    return await said(client, session.tokens, session.prompt)
+
+
+@contextmanager
+def place(room: int = 4) -> Iterator[Site]:
+    """A cluster with room for one orchestrator and so many verifiers."""
+    with site({"front": 1}, {"big": room}) as found:
+        yield found
+
+
+def file(here: Site, model: str = MODEL, options: str = "{insecure: true}") -> str:
+    return FILE.format(redis=here.redis, model=model, slots=SLOTS, options=options)
+
+
+def status(here: Site) -> dict[str, Any]:
+    """As `specwire status` has it."""
+    found: dict[str, Any] = json.loads(here.specwire("status", "--json"))
+    return found
+
+
+def rest(here: Site, limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
+    """Wait until the pool is as small as it may be; all that the autoscaler saw until then."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = status(here)
+        if sum(row["pool"] == "target" for row in found["replicas"]) == 1:
+            looks: list[dict[str, Any]] = found["looks"]
+            return looks
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still {found['replicas']} after {limit_s:g} s")
+        time.sleep(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +159,12 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         assert status(site) == {"replicas": [], "looks": []}
 
 
-def assert_plain(served: Sequence[Served]) -> None:
-    longest = max(len(each.tokens) for each in served)
-    texts = {prompt: plain(SPEC, longest, prompt) for prompt in {each.prompt for each in served}}
-    assert len(texts) <= PROMPTS + 1
-    assert all(list(each.tokens) == texts[each.prompt][: len(each.tokens)] for each in served)
+def assert_plain(sessions: Sequence[Planned], served: Sequence[Completion]) -> None:
+    assert [len(each.tokens) for each in served] == [each.tokens for each in sessions]
+    longest = max(each.tokens for each in sessions)
+    texts = {prompt: plain(SPEC, longest, prompt) for prompt in {each.prompt for each in sessions}}
+    for asked, found in zip(sessions, served, strict=True):
+        assert list(found.tokens) == texts[asked.prompt][: asked.tokens]
 
 
 @pytest.mark.cluster
@@ -95,8 +172,7 @@ async def test_a_pool_follows_its_load(deployed: Deployed) -> None:
     """It grows when sessions wait, and shrinks when they are few: one that runs all the time is not disturbed."""
     sessions = [Planned(0.0, (5, 6, 7), 3 * LONG), *planned()]
     served = await drive(deployed.front, deployed.tls, sessions)
-    assert [len(each.tokens) for each in served] == [each.tokens for each in sessions]
-    assert_plain(served)
+    assert_plain(sessions, served)
     looks = await asyncio.to_thread(rest, deployed.site)
     replicas = [look["reading"]["replicas"] for look in looks]
     assert {1, 3} <= set(replicas)
@@ -129,13 +205,12 @@ async def test_a_full_cluster_queues_until_there_is_a_node() -> None:
     with place(1) as site:
         await asyncio.to_thread(site.deploy, file(site), "--start-timeout", "90")
         front = next(row["address"] for row in status(site)["replicas"] if row["pool"] == "orchestrators")
-        crowd = asyncio.create_task(
-            drive(front, None, [Planned(0.3 * turn, (5, 6, 7), TOKENS) for turn in range(CROWD)])
-        )
+        sessions = [Planned(0.3 * turn, (5, 6, 7), TOKENS) for turn in range(CROWD)]
+        crowd = asyncio.create_task(drive(front, None, sessions))
         await asyncio.to_thread(wait_for, site, {"ready": 1, "away": 1})
         site.cluster.add_node(num_cpus=1, resources={"big": 1})
         await asyncio.to_thread(wait_for, site, {"ready": 2})
-        assert_plain(await crowd)
+        assert_plain(sessions, await crowd)
         assert "target: removed" in await asyncio.to_thread(site.specwire, "undeploy")
 
 
@@ -177,8 +252,8 @@ async def weights(client: AsyncClient) -> str:
     return target.weights_fingerprint
 
 
-async def said(client: AsyncClient, length: int) -> Completion:
-    return await client.complete((5, 6, 7), max_tokens=length, ignore_eos=True, ngram=False, timeout=LIMIT_S)
+async def said(client: AsyncClient, length: int, prompt: Sequence[int] = (5, 6, 7)) -> Completion:
+    return await client.complete(prompt, max_tokens=length, ignore_eos=True, ngram=False, timeout=LIMIT_S)
 
 
 async def keep_asking(client: AsyncClient, over: asyncio.Event) -> list[Completion]:
@@ -186,13 +261,6 @@ async def keep_asking(client: AsyncClient, over: asyncio.Event) -> list[Completi
     while not over.is_set():
         done.append(await said(client, SHORT))
     return done
-
-
-@pytest.fixture
-def owned() -> Iterator[Parts]:
-    """Give the owner of the test's own processes, which are outside the cluster."""
-    with parts() as owner:
-        yield owner
 
 
 @pytest.mark.cluster

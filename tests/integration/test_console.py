@@ -55,7 +55,7 @@ CELLS = "(table) => Array.from(table.rows, (row) => Array.from(row.cells, (cell)
 @pytest.fixture(scope="module")
 def ready() -> Iterator[dict[str, str]]:
     with running("up", "--json", "--listen", "127.0.0.1:0", *PAIR) as stack:
-        yield json.loads(stack.line())
+        yield stack.ready()
         stack.process.send_signal(signal.SIGINT)
         assert stack.wait(END_LIMIT) == 0, stack.said()
 
@@ -249,11 +249,11 @@ def test_a_drafter_elsewhere_is_seen_to_find_corrections_waiting(opened: Browser
     drafter = f"scripted:7:ranks={ranks}:delay_ms=2"
     with ExitStack() as owned:
         verify, draft = (
-            json.loads(owned.enter_context(running(*words, *place)).line())["address"]
+            owned.enter_context(running(*words, *place)).ready()["address"]
             for words in (("verify", "scripted:7:delay_ms=40"), ("draft", drafter))
         )
         words = ("--verifier", verify, "--drafter", draft, "--plan", "stream:1,16,0,4", "--http", "127.0.0.1:0")
-        address = json.loads(owned.enter_context(running("orchestrate", *words, *place)).line())["http"]
+        address = owned.enter_context(running("orchestrate", *words, *place)).ready()["http"]
         page = owned.enter_context(opened.new_context()).new_page()
         page.set_default_timeout(LIMIT_MS)
         page.goto(address)
@@ -336,7 +336,7 @@ def test_what_is_copied_from_the_text_has_a_lane_and_a_sentence(opened: Browser)
     with running(*words) as stack, opened.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(LIMIT_MS)
-        page.goto(json.loads(stack.line())["http"])
+        page.goto(stack.ready()["http"])
         page.check("#compare")
         ask_until(page, 200, "#timeline .own .draft.accepted")
         accepted, tested = (page.locator("#by_ngram").text_content() or "").split(" of ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from specwire.client import DrafterStats
-from specwire.core.law.sampling import Sampling
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import running
 from tests.wait import asked_blocking
@@ -31,13 +29,6 @@ class Served:
 
     def generate(self, **options: float) -> Stream:
         return Stream(self.orchestrator.address, max_tokens=LENGTH, **options)  # type: ignore[arg-type]  # any field, by name
-
-
-@pytest.fixture(scope="module")
-def owned() -> Iterator[Parts]:
-    """Give the owner of this file's processes."""
-    with parts() as owner:
-        yield owner
 
 
 @pytest.fixture
@@ -94,56 +85,22 @@ def test_both_are_accepted_from_and_one_outlives_the_other(served: Served) -> No
     assert good.accepted / good.tested > poor.accepted / poor.tested
 
 
-def test_a_drafter_that_comes_back_is_another_source(served: Served) -> None:
-    sampled = Sampling(temperature=0.8, seed=5)
-    with served.generate(temperature=0.8, seed=5) as stream:
-        stream.until_accepted()
-        served.poor.kill()
-        stream.until(len(stream.tokens) + 20)
-        served.poor.restart()
-        served.poor.ready()
-        assert stream.rest() == plain(TARGET, LENGTH, sampling=sampled)
-        told = figures(stream)
-        assert told[1].accepted > 0
-        assert list(told)[:2] == [1, 2]
-
-
-def test_one_is_enough_for_those_who_ask_for_one(owned: Parts, served: Served) -> None:
-    verifier = owned.start("verify", TARGET)
-    named = ("--drafter", served.good.address, "--drafter", served.poor.address)
-    alone = owned.start("orchestrate", "--verifier", verifier.ready(), *named)
-    with Stream(alone.ready(), max_tokens=50) as stream:
-        assert stream.rest() == plain(TARGET, 50)
-        assert len(figures(stream)) == 1
-    for service in (alone, verifier):
-        service.kill()
-
-
 def test_the_edge_s_own_drafter_and_one_that_dials_in(owned: Parts) -> None:
     verifier = owned.start("verify", f"{TARGET}:delay_ms=10")
     named = ("--verifier", verifier.ready(), "--draft", POOR)
     edge = owned.start("edge", *named, "--accept-drafters", "--drafters-per-session", "2")
     with running("draft", GOOD, "--connect", edge.ready(), "--json") as joined:
-        assert json.loads(joined.line())["connected"] == edge.address
+        assert joined.ready()["connected"] == edge.address
         drafters = told(edge.address, lambda each: len(each) == 2 and sum(one.accepted for one in each.values()))
         assert all(drafter.plan for drafter in drafters.values())
     for service in (edge, verifier):
         service.kill()
 
 
-@pytest.mark.parametrize("command", [("orchestrate",), ("edge", "--draft", POOR), ("up",)])
-def test_too_many_are_refused(command: tuple[str, ...], owned: Parts) -> None:
-    peers = () if command == ("up",) else ("--verifier", "127.0.0.1:1")
-    arguments = (*command, *peers, "--drafters-per-session", "9")
-    code, said, error = owned.run("-m", "deploy", *arguments)
-    assert (code, said) == (2, "")
-    assert error == f"specwire {command[0]}: error: drafters-per-session: must be from 1 to 8, not 9\n"
-
-
 def test_a_stack_on_one_machine_with_two_drafters() -> None:
     models = ("--target", f"{TARGET}:delay_ms=10", "--draft", GOOD, "--draft", POOR, "--drafters-per-session", "2")
     with running("up", *models, "--listen", "127.0.0.1:0", "--json") as stack:
-        address = json.loads(stack.line())["address"]
+        address = stack.ready()["address"]
         assert told(address, lambda each: list(each) == [1, 2] and sum(one.accepted for one in each.values()))
         stack.process.send_signal(signal.SIGTERM)
         assert stack.wait() == 0

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Iterator
 
 import pytest
 
 from specwire.client import Client
-from tests.integration.stack_process import DRAFT, END_LIMIT, ROOT, TARGET, running
+from tests.integration.stack_process import ROOT
 from tests.rpc.relay import Relay
 
 PROMPT = "1 2 3"
@@ -29,15 +27,6 @@ NEEDS_NODE = pytest.mark.skipif(
 NEEDS_GO = pytest.mark.skipif(
     not GO.is_file(), reason="needs what `make go` compiles, with Go and its packages for gRPC"
 )
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    words = ("up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT)
-    with running(*words) as stack:
-        yield str(json.loads(stack.line())["address"])
-        stack.process.send_signal(signal.SIGINT)
-        assert stack.wait(END_LIMIT) == 0, stack.said()
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from demo_pair import DRAFT, TARGET
 from specwire.client import Client, Completion
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.test_demo_pair import asked, check_choices
 from tests.integration.stack_process import running
 from tests.text import other_vocabularies
@@ -49,13 +48,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "draft": written(DRAFT, folder / "draft.gguf", Type.Q8_0),
         "target": written(TARGET, folder / "target.gguf"),
     }
-
-
-@pytest.fixture(scope="module")
-def owned() -> Iterator[Parts]:
-    """Give the owner of this file's processes."""
-    with parts() as owner:
-        yield owner
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +106,7 @@ def test_an_edge_in_one_command(draft: str, owned: Parts, verifier: ServiceProce
 def test_both_models_of_files(files: dict[str, str]) -> None:
     models = ("--target", files["target"], "--draft", files["draft"], "--runtime", "llamacpp")
     with running("up", *models, "--no-ngram", *ANY_PORT, "--json") as command:
-        ready = json.loads(command.line() or f'"{command.said()}"')
+        ready = command.ready()
         for part in ("-m verify_service", "-m draft_service"):
             assert "libllama" in Path(f"/proc/{command.pid_of(part)}/maps").read_text()
         texts(ready["address"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -34,20 +33,6 @@ ALSO = {"orchestrator": ("specwire.v1.StatusService",)}
 COMMON = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 Trio = dict[str, ServiceProcess]
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    """Give a real Redis."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def owned() -> Iterator[Parts]:
-    """Give the owner of this file's processes."""
-    with parts() as owner:
-        yield owner
 
 
 def trio(owned: Parts, redis: RedisServer, target: str, draft: str) -> Trio:
@@ -119,9 +104,6 @@ def test_a_random_llama_and_another_one_that_drafts(owned: Parts, redis: RedisSe
     assert [service.wait() for service in started.values()] == [0, 0, 0]
 
 
-# Bad input
-
-
 @pytest.fixture(scope="module")
 def verifier(owned: Parts) -> ServiceProcess:
     """Give a verifier for orchestrators that must not start."""
@@ -140,71 +122,12 @@ def refused(arguments: list[str]) -> tuple[int, str]:
     return code, error.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["verify", "/no/such/model"], 1, "/no/such/model"),
-        (["draft", "/no/such/model"], 1, "/no/such/model"),
-        (["verify", "scripted:7:agree=2"], 1, "agree: must be from 0 to 1, not 2.0"),
-        (["verify", "scripted:7", "--listen", "nowhere"], 2, "listen: must be HOST:PORT with a port from 0 to 65535"),
-        (["verify", "scripted:7", "--threads", "0"], 2, "threads: must be from 1 to 1024, not 0"),
-        (["draft", "scripted:7", "--slots", "x"], 2, "argument --slots: must be a whole number, not 'x'"),
-        (["draft", "scripted:7", "--no-such-option"], 2, "unrecognized arguments: --no-such-option"),
-        (["serve"], 2, "invalid choice: 'serve'"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: list[str], code: int, message: str) -> None:
-    exit_code, said = refused(arguments)
-    assert exit_code == code
-    assert message in said
-
-
-@pytest.mark.parametrize("command", ["verify", "draft"])
-def test_a_model_service_on_a_port_in_use(command: str, taken_address: str) -> None:
-    assert refused([command, "scripted:7", "--listen", taken_address]) == (
-        1,
-        f"specwire {command}: error: listen: cannot listen on {taken_address}: the port is in use",
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "verifiers: at least one address is needed, or --registry"),
-        (["--registry", "http://x"], "registry: 'http://x' begins with none of redis, rediss, unix, "),
-        (["--verifier", "a:1", "--advertise", "b"], "advertise: needs --registry"),
-        (["--verifier", "a:1", "--region", "a b"], "region: must be at most 64 of A-Z a-z 0-9 . _ -, not 'a b'"),
-        (
-            ["--registry", "redis://x", "--listen", "0.0.0.0:1", "--insecure"],
-            "advertise: is needed: 0.0.0.0:1 does not say where others dial this service",
-        ),
-        (["--verifier", "nowhere"], "verifier: must be HOST:PORT with a port from 0 to 65535, not 'nowhere'"),
-        (["--verifier", "a:1", "--drafter", "b"], "drafter: must be HOST:PORT with a port from 0 to 65535, not 'b'"),
-        (["--verifier", "a:1", "--start-timeout", "0"], "start_timeout: must be positive, not 0.0"),
-        (["--verifier", "a:1", "--start-timeout", "nan"], "start_timeout: must be positive, not nan"),
-    ],
-)
-def test_wrong_usage_of_an_orchestrator(arguments: list[str], message: str) -> None:
-    code, said = refused(["orchestrate", *arguments])
-    assert code == 2
-    assert message in said
-
-
 def test_an_orchestrator_on_a_port_in_use(verifier: ServiceProcess, taken_address: str) -> None:
     code, said = refused(["orchestrate", "--verifier", verifier.address, "--listen", taken_address])
     assert (code, said) == (
         1,
         f"specwire orchestrate: error: listen: cannot listen on {taken_address}: the port is in use",
     )
-
-
-@pytest.mark.parametrize("url", ["redis://:secret@{dead}/0", "unix:///no/such/socket", "http://{dead}", "redis://x:y"])
-def test_an_orchestrator_without_its_log(dead_address: str, url: str) -> None:
-    url = url.format(dead=dead_address)
-    code, said = refused(["orchestrate", "--verifier", dead_address, "--redis-url", url])
-    assert code == 1
-    assert said.startswith("specwire orchestrate: error: redis-url: ")
-    assert "secret" not in said
 
 
 def test_an_orchestrator_without_a_verifier(dead_address: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 
 import pytest
 
@@ -21,7 +20,7 @@ def test_a_named_model_answers_through_the_whole_stack() -> None:
     real_model(SMOL)
     words = ("up", "--target", SMOL, "--runtime", "llamacpp", "--kv-type", "f16", "--slots", "2")
     with running(*words, "--no-draft", "--target-threads", "1", "--listen", "127.0.0.1:0", "--json") as command:
-        ready = json.loads(command.line() or f'"{command.said()}"')
+        ready = command.ready()
         assert ready["target"] == SMOL
         with Client(ready["address"]) as client:
             told = client.complete("The capital of France is", max_tokens=8, timeout=120.0)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import grpc
-import pytest
 
 from specwire.core.placement import NEAR_US
 from specwire.registry.directory import Directory
 from specwire.registry.entry import Role, ServiceEntry, ServiceState
 from specwire.v1 import status_pb2, status_pb2_grpc
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import Stream, plain
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import eventually
@@ -25,18 +23,6 @@ LIMIT_S = 120.0
 # More than there is time for: a session that ends by itself would not have been moved.
 LENGTH = 4000
 MORE = 40
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def owned() -> Iterator[Parts]:
-    with parts() as owner:
-        yield owner
 
 
 def registered(url: str) -> dict[str, ServiceEntry]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from http.client import IncompleteRead
 from pathlib import Path
 from urllib.error import HTTPError
@@ -13,7 +12,7 @@ import grpc
 import pytest
 
 from specwire.client import Chunk, Client, Finished, SpecwireError
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import LIMIT_S, PROMPT, plain
 from tests.ports import free_address
 from tests.wait import eventually, limits
@@ -38,13 +37,6 @@ class Files:
         fresh.chmod(0o600)
         fresh.replace(self._folder / name)
         return str(self._folder / name)
-
-
-@pytest.fixture
-def owned() -> Iterator[Parts]:
-    """Give the owner of the processes."""
-    with parts() as owner:
-        yield owner
 
 
 def said(service: ServiceProcess, *words: str) -> bool:

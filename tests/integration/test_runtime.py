@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ def test_both_models_on_openvino_give_the_text_of_torch() -> None:
     lm = load_model(str(TARGET), slots=1)
     prompt = encode(load_tokenizer(lm.info.tokenizer_json), held_out_prompts()[0].text)
     with running(*up, "--runtime", "openvino") as command:
-        ready = json.loads(command.line() or f'"{command.said()}"')
+        ready = command.ready()
         for part in ("-m verify_service", "-m draft_service"):
             assert "libopenvino" in Path(f"/proc/{command.pid_of(part)}/maps").read_text()
         with Client(ready["address"]) as client:
@@ -48,7 +47,7 @@ def test_by_default_a_stack_is_on_openvino_in_what_the_processor_computes() -> N
         for name, value in environment.items():
             patch.setenv(name, value)
         with running(*up) as command:
-            ready = json.loads(command.line() or f'"{command.said()}"')
+            ready = command.ready()
             with Client(ready["address"]) as client:
                 info = client.server_info()
                 completion = client.complete("def f(n):", max_tokens=8, ignore_eos=True, timeout=120.0)

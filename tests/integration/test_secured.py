@@ -12,7 +12,7 @@ import pytest
 
 from bench.harness.certificates import Authority
 from specwire.client import Client, ClientTls, SpecwireError
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import LIMIT_S, PROMPT, plain
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import log_bytes
@@ -62,20 +62,6 @@ class Files:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Give what all processes of this file use."""
     return Files(tmp_path_factory.mktemp("secured"))
-
-
-@pytest.fixture(scope="module")
-def owned() -> Iterator[Parts]:
-    """Give the owner of this file's processes."""
-    with parts() as owner:
-        yield owner
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    """Give the server behind the session log."""
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

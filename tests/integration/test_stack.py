@@ -9,13 +9,12 @@ import ipaddress
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
 import pytest
 
-from specwire.client import Chunk, Client, Completion, SpecwireError
+from specwire.client import Chunk, Client, Completion
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, running
@@ -25,29 +24,12 @@ PROMPT = "1 2 3"
 TOKENS = 150
 KILL_AFTER = 20
 VERIFIER, DRAFTER = "-m verify_service", "-m draft_service"
-
-
-def up() -> list[str]:
-    return ["up", "--json", "--listen", "127.0.0.1:0", "--target", TARGET, "--draft", DRAFT]
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Command]:
-    """One stack for all tests, ended by Ctrl-C at last."""
-    with running(*up()) as command:
-        yield command
-        command.process.send_signal(signal.SIGINT)
-        assert command.wait(END_LIMIT) == 0, command.said()
-        assert command.nothing_left(), command.family()
-
-
-@pytest.fixture(scope="module")
-def address(stack: Command) -> str:
-    ready = json.loads(stack.line() or f'"{stack.said()}"')
-    assert ready["redis"].startswith("unix://")
-    assert ready["http"].startswith("http://127.0.0.1:")
-    assert ready == {**ready, "target": TARGET, "draft": DRAFT}
-    return str(ready["address"])
+APART = ("--listen", "127.0.0.1:0", "--http", "none", "--unlisted")
+ASKED: list[RequestOptions] = [
+    {"max_tokens": 60},
+    {"max_tokens": 60, "temperature": 0.9, "top_k": 20, "seed": 11},
+    {"max_tokens": 60, "temperature": 1.1, "top_p": 0.9, "seed": 5, "repetition_penalty": 1.2},
+]
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +114,25 @@ def test_a_drafter_that_was_killed_drafts_again(address: str, stack: Command, pl
     assert eventually(drafts, START_LIMIT)
 
 
+def test_one_process_says_the_same(address: str) -> None:
+    """Nothing but it is there, and it ends in order."""
+    with running("up", "--json", "--target", TARGET, "--draft", DRAFT, "--one-process", *APART) as one:
+        told = one.ready()
+        assert told["redis"] == "memory:"
+        assert texts(told["address"]) == texts(address)
+        assert list(one.family()) == [one.process.pid]
+        one.process.send_signal(signal.SIGINT)
+        assert one.wait(END_LIMIT) == 0, one.said()
+        assert one.nothing_left(), one.family()
+        assert "Traceback" not in one.said()
+
+
+def texts(address: str) -> list[tuple[tuple[int, ...], str, str]]:
+    with Client(address) as client:
+        done = [client.complete(PROMPT, timeout=START_LIMIT, **asked) for asked in ASKED]
+    return [(each.tokens, each.text, each.finish_reason.name) for each in done]
+
+
 def test_generate_asks_a_running_stack(address: str, plain: Completion) -> None:
     with running("generate", PROMPT, "--address", address, "--max-tokens", str(TOKENS), "--json") as command:
         answer = json.loads(command.line())
@@ -158,19 +159,3 @@ def test_ctrl_c_cancels_a_generation(address: str) -> None:
         assert command.wait(END_LIMIT) == 128 + signal.SIGINT
         assert command.said() == ""
         assert command.nothing_left()
-
-
-def test_a_stack_may_serve_several_models() -> None:
-    models = "scripted:7", "scripted:8"
-    with running("up", "--json", "--listen", "127.0.0.1:0", "--target", models[0], "--also", models[1]) as up:
-        ready = json.loads(up.line() or f'"{up.said()}"')
-        assert set(ready["services"]) == {"verifier", "verifier-2"}
-        with Client(ready["address"]) as client:
-            assert [target.model for target in client.server_info().targets] == list(models)
-            texts = [client.complete(PROMPT, max_tokens=20, model=model).tokens for model in models]
-            assert texts[0] != texts[1]
-            with pytest.raises(SpecwireError, match="model"):
-                client.complete(PROMPT, max_tokens=20)
-        up.process.send_signal(signal.SIGINT)
-        assert up.wait(END_LIMIT) == 0, up.said()
-        assert up.nothing_left(), up.family()

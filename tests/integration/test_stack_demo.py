@@ -26,22 +26,6 @@ def test_demo_compares_texts_and_speeds(tmp_path: Path) -> None:
     assert "\x1b" not in output
 
 
-def test_demo_for_scripts(tmp_path: Path) -> None:
-    """One JSON object and nothing else."""
-    (tmp_path / "prompts.json").write_text(json.dumps(PROMPTS))
-    words = ("--prompts", str(tmp_path / "prompts.json"), "--count", "1", "--max-tokens", "20", "--json")
-    with running("demo", *words, *PAIR) as command:
-        assert command.process.stdout is not None
-        told = json.loads(command.process.stdout.read())
-        assert command.wait() == 0, command.said()
-    assert (told["target"], told["draft"], told["head"]) == (PAIR[1], PAIR[3], None)
-    assert (told["dtype"], told["runtime"], told["exact"]) == ("float32", "scripted", True)
-    assert [each["temperature"] for each in told["temperatures"]] == [0.0, 0.8]
-    for each in told["temperatures"]:
-        assert [(one["name"], one["tokens"], one["identical"]) for one in each["prompts"]] == [("one", 20, True)]
-        assert each["all"]["ratio"] > 0
-
-
 def test_generate_starts_a_stack_of_its_own_and_ends_it() -> None:
     with running("generate", "1 2 3", "--max-tokens", "30", "--stop", "no such text", *PAIR) as command:
         assert len(command.line().split()) == 30

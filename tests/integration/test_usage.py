@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.request import urlopen
@@ -47,10 +46,10 @@ async def test_a_killed_verifier_loses_no_token_that_another_goes_on_behind(tmp_
             owned.enter_context(running("verify", SLOW, "--usage-log", str(file), "--metrics", address, *PLACE))
             for file, address in zip(files, figures, strict=True)
         ]
-        addresses = [json.loads(verifier.line())["address"] for verifier in verifiers]
+        addresses = [verifier.ready()["address"] for verifier in verifiers]
         both = (word for address in addresses for word in ("--verifier", address))
         orchestrator = owned.enter_context(running("orchestrate", *both, "--plan", "off", *PLACE))
-        async with AsyncClient(json.loads(orchestrator.line())["address"]) as client, asyncio.timeout(LIMIT_S):
+        async with AsyncClient(orchestrator.ready()["address"]) as client, asyncio.timeout(LIMIT_S):
             await until(lambda: all(map(linked, figures)))
             first: list[int] = []
             second: list[int] = []

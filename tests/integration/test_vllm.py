@@ -14,7 +14,7 @@ import pytest
 from bench.harness.certificates import Authority
 from bench.vllm.server import MISSING, START_S, VLLM, VllmServer, running
 from demo_pair import DRAFT, TARGET
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.test_demo_pair import asked, check_choices
 from tests.ports import free_address
 from tests.wait import eventually
@@ -23,13 +23,6 @@ pytestmark = pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
 
 LENGTH, TOKEN = 160, "the-token-of-vllm"
 ACCEPTED, TESTED = "spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens"
-
-
-@pytest.fixture(scope="module")
-def owned() -> Iterator[Parts]:
-    """Give the owner of this file's drafters."""
-    with parts() as owner:
-        yield owner
 
 
 @pytest.fixture(scope="module")

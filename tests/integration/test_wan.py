@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.harness.child import descendants
-from bench.wan.places import places
-from bench.wan.rig import Orchestration, WanPair, WanRig, rig
+from bench.wan.rig import Orchestration, WanPair, WanRig, places, rig
 from specwire.core.law.sampling import Sampling
 from tests.faults.streams import Stream, plain
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -313,3 +316,18 @@ def test_a_head_pays_where_a_far_drafter_cannot_and_both_do_no_harm() -> None:
 def test_a_head_needs_rates_and_a_time(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidCell, match=r"^head"):
         Cell(30_000, 0.0, 8_000, 0.0, **wrong)
+
+
+def test_it_imports_no_model_wire_or_log() -> None:
+    """So it starts fast, and draws nothing that a seed does not fix."""
+    source = (
+        "import sys, specwire.sim; print(sorted({'torch', 'grpc', 'redis', 'ray', 'tokenizers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=30.0,
+    )
+    assert done.stdout == "[]\n"

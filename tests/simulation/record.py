@@ -11,7 +11,7 @@ from typing import Any
 from bench.harness import machine
 from bench.harness.interval import Estimate
 from bench.harness.report import Bar, at_least, at_most
-from scripts.figures.fuzz import simulation_summary
+from scripts.figures.exact import simulation_summary
 from tests.simulation.run import Outcome
 
 # Where a whole run is kept, and of how many seeds that is, from 0 on.

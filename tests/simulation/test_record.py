@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.figures.fuzz import simulation_table
+from scripts.figures.exact import simulation_table
 from tests.simulation import __main__ as command
 from tests.simulation import record
 from tests.simulation.record import WHOLE, Totals

@@ -10,18 +10,19 @@ import argparse
 import json
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import demo_pair
-from deploy.cli.clients.generate import tokens_per_second
+from deploy.cli.clients.generate import shown, tokens_per_second
 from deploy.cli.main import run_owned
 from deploy.cli.terminal import dim, legend, number, painter, shortened, table, wants_colour
 from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions, included_head, stack_options
 from specwire import named_models
-from specwire.client import AsyncClient, Chat, Chunk, Completion, Finished, SpecwireError
+from specwire.client import AsyncClient, Chat, Completion, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
 from specwire.core.invalid import InvalidParameter
@@ -197,10 +198,9 @@ class Demo:
         many tokens as a draft needs room for.
         """
         await self._client.complete(prompt.prompt, max_tokens=2, timeout=TIMEOUT)
-        shown = index < SHOWN_TEXTS and not self._as_json
         blank = "\n" if index <= SHOWN_TEXTS else ""
         self._tell(f"{blank}--- temperature {temperature:g}, {painter().plain(prompt.name)}\n")
-        complete = self._show if shown else self._complete
+        complete = self._show if index < SHOWN_TEXTS and not self._as_json else self._complete
         if index % 2:
             off = await self._complete(prompt, temperature, drafting=False)
             on = await complete(prompt, temperature)
@@ -227,10 +227,7 @@ class Demo:
         async with aclosing(self._client.generate(prompt.prompt, timeout=TIMEOUT, **asked)) as events:
             async for event in events:
                 gathered.add(event)
-                if isinstance(event, Chunk):
-                    self._tell(paint.chunk(event))
-                elif isinstance(event, Finished):
-                    self._tell(paint.text(event.text) + "\n")
+                self._tell(shown(event, paint))
         return _checked(gathered.completion())
 
 
@@ -288,36 +285,6 @@ class Comparison:
     pairs: Sequence[Pair]
 
 
-@dataclass(frozen=True, slots=True)
-class TokensBySource:
-    """Tokens, or parts of all tokens, that were guessed: copied from the text, by a head, by drafters."""
-
-    text: float
-    head: float
-    drafter: float
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Figures of some pairs, with drafting off and on.
-
-    acceptance: of the tokens that were tested; None if none was. guessed: parts of all tokens. first_token_ms: the
-    median. identical: all texts are.
-    """
-
-    tokens: int
-    tokens_per_second_off: float
-    tokens_per_second_on: float
-    ratio: float
-    median_ratio: float
-    tokens_per_forward: float
-    acceptance: float | None
-    guessed: TokensBySource
-    first_token_ms_off: float
-    first_token_ms_on: float
-    identical: bool
-
-
 def changed_texts(compared: Sequence[Comparison]) -> list[str]:
     """The prompts of pairs that differ, and at which temperature."""
     return [f"{pair.name} at {each.temperature:g}" for each in compared for pair in each.pairs if not pair.identical]
@@ -338,71 +305,64 @@ def report(compared: Sequence[Comparison], headed: bool) -> str:
 
 def counts(off: Completion, on: Completion, headed: bool) -> str:
     """Return how fast a completion came without drafting and with it, and who guessed its tokens."""
-    guessed, stats = guessed_of([on]), on.stats
-    by = {"text": guessed.text, **({"head": guessed.head} if headed else {}), "drafter": guessed.drafter}
+    stats = on.stats
+    by = {source: count for source, count in guessed_of([on]).items() if headed or source != "head"}
     return (
         f"{number(stats.output_tokens, 'token')}, {number(stats.target_forwards, 'forward')}; "
-        f"guessed: {', '.join(f'{name} {count:.0f}' for name, count in by.items())}; "
+        f"guessed: {', '.join(f'{name} {count}' for name, count in by.items())}; "
         f"tokens/s {tokens_per_second(off):.0f} off, {tokens_per_second(on):.0f} on"
     )
 
 
-def guessed_of(completions: Sequence[Completion]) -> TokensBySource:
-    """Return how many tokens of these each kind of source guessed."""
+def guessed_of(completions: Sequence[Completion]) -> dict[str, int]:
+    """Return how many tokens of these each kind of source guessed: copied from the text, by a head, by drafters."""
     head = _sum(completions, "accepted_head")
     text = _sum(completions, "accepted_ngram") + _sum(completions, "accepted_prediction")
-    return TokensBySource(text, head, _sum(completions, "accepted") - text - head)
+    return {"text": text, "head": head, "drafter": _sum(completions, "accepted") - text - head}
 
 
-def figures(pairs: Sequence[Pair]) -> Figures:
-    """Return what a row of the table tells, and more."""
+def figures(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Return what a row of the table tells of some pairs, and more, with drafting off and on.
+
+    acceptance: of the tokens that were tested; None if none was. guessed: parts of all tokens. first_token_ms: the
+    median. identical: all texts are.
+    """
     off, on = [pair.off for pair in pairs], [pair.on for pair in pairs]
-    slow, fast, tokens = _speed(off), _speed(on), _sum(on, "output_tokens")
-    guessed = guessed_of(on)
-    return Figures(
-        tokens=tokens,
-        tokens_per_second_off=slow,
-        tokens_per_second_on=fast,
-        ratio=_ratio(fast, slow),
-        median_ratio=median(_ratio(_speed([pair.on]), _speed([pair.off])) for pair in pairs),
-        tokens_per_forward=_ratio(tokens, _sum(on, "target_forwards")),
-        acceptance=_acceptance(on),
-        guessed=TokensBySource(*(_ratio(count, tokens) for count in (guessed.text, guessed.head, guessed.drafter))),
-        first_token_ms_off=_first_token_ms(off),
-        first_token_ms_on=_first_token_ms(on),
-        identical=all(pair.identical for pair in pairs),
-    )
+    slow, fast, tokens, tested = _speed(off), _speed(on), _sum(on, "output_tokens"), _sum(on, "tested")
+    return {
+        "tokens": tokens,
+        "tokens_per_second_off": slow,
+        "tokens_per_second_on": fast,
+        "ratio": _ratio(fast, slow),
+        "median_ratio": median(_ratio(_speed([pair.on]), _speed([pair.off])) for pair in pairs),
+        "tokens_per_forward": _ratio(tokens, _sum(on, "target_forwards")),
+        "acceptance": _sum(on, "accepted") / tested if tested else None,
+        "guessed": {source: _ratio(count, tokens) for source, count in guessed_of(on).items()},
+        "first_token_ms_off": _first_token_ms(off),
+        "first_token_ms_on": _first_token_ms(on),
+        "identical": all(pair.identical for pair in pairs),
+    }
 
 
 def as_object(compared: Comparison) -> dict[str, object]:
     """Return the comparison for scripts."""
-    prompts = [{"name": pair.name, "text": pair.on.text, **asdict(figures([pair]))} for pair in compared.pairs]
-    return {"temperature": compared.temperature, "prompts": prompts, "all": asdict(figures(compared.pairs))}
+    prompts = [{"name": pair.name, "text": pair.on.text, **figures([pair])} for pair in compared.pairs]
+    return {"temperature": compared.temperature, "prompts": prompts, "all": figures(compared.pairs)}
 
 
 def _row(compared: Comparison) -> tuple[str, ...]:
     found = figures(compared.pairs)
     return (
         f"{compared.temperature:g}",
-        f"{found.tokens_per_second_off:.1f}",
-        f"{found.tokens_per_second_on:.1f}",
-        f"{found.median_ratio:.2f}",
-        f"{found.tokens_per_forward:.2f}",
-        f"{found.guessed.text:.0%}",
-        f"{found.guessed.head:.0%}",
-        f"{found.guessed.drafter:.0%}",
+        *(f"{found[name]:.1f}" for name in ("tokens_per_second_off", "tokens_per_second_on")),
+        *(f"{found[name]:.2f}" for name in ("median_ratio", "tokens_per_forward")),
+        *(f"{share:.0%}" for share in found["guessed"].values()),
     )
 
 
 def _speed(completions: Sequence[Completion]) -> float:
     """Output tokens per second, from each request's arrival to its end."""
     return _ratio(_sum(completions, "output_tokens"), _sum(completions, "duration_us") / 1e6)
-
-
-def _acceptance(completions: Sequence[Completion]) -> float | None:
-    """P(accept), given that the position was tested with everything before it accepted; None if none was."""
-    tested = _sum(completions, "tested")
-    return _sum(completions, "accepted") / tested if tested else None
 
 
 def _first_token_ms(completions: Sequence[Completion]) -> float:

@@ -15,9 +15,8 @@ import pytest
 from bench.harness.child import descendants
 from bench.harness.runs import BenchError
 from bench.relay.frames import Frames
-from bench.relay.gauge import gauge
-from bench.relay.link import RelayLink
-from bench.relay.way import MOST_QUEUED, Lateness, LineShape, RelayWay
+from bench.relay.link import RelayLink, gauge
+from bench.relay.relay import MOST_QUEUED, Lateness, LineShape, RelayWay
 
 LIMIT_S = 120.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from dataclasses import replace
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import record
 from bench.soak import monkey, run
 from bench.soak.checks import CheckKind, check, mismatches, scores_of
 from bench.soak.jobs import Job, Manner, SoakPair, draw, scripted
 from bench.soak.neighbour import KINDS, Neighbour, dead_end, ends_of_ranges, long_note, many_numbers, many_parts
 from bench.soak.reader import Told
-from bench.soak.report import SoakReport, Tally, quantiles
+from bench.soak.report import SoakReport, Tally
 from specwire.client import Chunk, Finished, SessionState, Stats
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.acceptance import choose
@@ -24,7 +22,6 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.lm import Feed
 from tests.orchestrator.stack import TARGET, plain, stack
-from tests.wait import until
 
 SAMPLING = Sampling(temperature=0.9, top_k=20, seed=5)
 PROMPT = (5, 6, 7)
@@ -144,16 +141,6 @@ def test_faults_have_names() -> None:
     assert (process.name, process.role) == ("verifier killed", "verifier")
 
 
-def test_waiting_for_an_event() -> None:
-    async def both() -> tuple[bool, bool]:
-        event = asyncio.Event()
-        before = await monkey.within(event, 0.01)
-        event.set()
-        return before, await monkey.within(event, 10.0)
-
-    assert asyncio.run(both()) == (False, True)
-
-
 def test_the_report(pair: SoakPair, tmp_path: Path) -> None:
     tally = Tally()
     right = told(a_job(), text_of(pair, 40, Sampling()))
@@ -197,18 +184,7 @@ async def test_a_neighbour_is_answered_and_hurts_nobody() -> None:
     assert neighbour.answers.keys() - left == {*refused, f"{long_note.__name__} OK"}
 
 
-async def test_a_neighbour_asks_until_it_is_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.soak.neighbour.EVERY_S", 0.01)
-    end = asyncio.Event()
-    async with stack() as parts:
-        neighbour = Neighbour((parts.orchestrator.address,), 1)
-        asking = asyncio.create_task(neighbour.run(end))
-        await until(lambda: neighbour.answers.total() >= 3)
-        end.set()
-        await asking
-
-
-def test_what_shows_little_does_not_hold(tmp_path: Path) -> None:
+def test_what_shows_little_does_not_hold() -> None:
     report = a_report(Tally())
     long = replace(report, asked_minutes=10.0, lasted_s=600.0)
     for wrong, bar in (
@@ -226,13 +202,6 @@ def test_what_shows_little_does_not_hold(tmp_path: Path) -> None:
     assert report.holds
     assert not report.whole
     assert replace(long, kinds=1).whole
-    record.keep(long, None, tmp_path / "soak.json", lambda _: None)
-    assert not (tmp_path / "soak.json").exists()
-
-
-def test_quantiles() -> None:
-    assert quantiles([]) == {}
-    assert quantiles(range(1000)) == {"p50": 500, "p99": 990, "max": 999}
 
 
 @pytest.mark.parametrize("words", [["--minutes", "-1"], ["--sessions", "0"], ["--every", "nan"]])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.wan.places import LOOPBACK, NAMESPACES, PREFIX, WanPlace, places
+from bench.wan.rig import LOOPBACK, NAMESPACES, PREFIX, WanPlace, places
 
 ASK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()"
 SERVE = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); s.accept()"

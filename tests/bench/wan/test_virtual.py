@@ -1,13 +1,14 @@
-"""What is expected of a cell comes from the simulator, with the cell's trace and the software that was measured."""
+"""The grid, the cells of it that are measured, and what the simulator expects of them, by trace and by software."""
 
 from __future__ import annotations
 
 import pytest
 
 from bench.harness.processes import FEW
-from bench.wan.cells import CORNERS, SHOWN, WanCell
+from bench.wan.cells import CORNERS, HEAVY, LIGHT, NAMED, SHOWN, WanCell, chosen, grid, typical_trace
 from bench.wan.disciplines import CHAIN, DEFAULT, DISCIPLINES, PLAIN, TEXTBOOK, measured_in, orchestration
 from bench.wan.emulated import software_of
+from bench.wan.traces import acceptance
 from bench.wan.virtual import Software, as_simulated, expect, expect_all
 from specwire.core.messages import parse_plan
 
@@ -64,3 +65,25 @@ def test_rounds_of_two_lengths_tell_hops_and_draft_tokens_apart() -> None:
     rounds = {k: 30_000 + 400 + k * (8_000 + 250) + 4 * 500.0 for k in (1, 7)}
     assert software_of(rounds, 400.0, 30_000.0, 8_000.0) == Software(400.0, 500.0, 250.0)
     assert software_of({1: 30_000.0, 7: 30_000.0}, -5.0, 30_000.0, 8_000.0) == Software()
+
+
+def test_eighteen_cells_of_it_are_measured_each_with_two_drafters() -> None:
+    light = [cell for cell in NAMED if cell.row_cost == LIGHT]
+    assert len(set(light)) == 18
+    assert set(light) <= set(grid())
+    assert SHOWN in light
+    assert [cell.heavy() for cell in light] == [cell for cell in NAMED if cell.row_cost == HEAVY]
+    assert len(NAMED) == 36
+
+
+def test_a_cells_trace_has_its_acceptance() -> None:
+    for cell in NAMED:
+        assert abs(acceptance(cell.trace.bits) - cell.acceptance) < 0.002
+    assert abs(acceptance(typical_trace().bits) - 0.72) < 0.05
+
+
+def test_cells_are_chosen_by_name() -> None:
+    assert chosen([]) == NAMED
+    assert chosen(["R80-d8-a0.8-s0-b0.02"]) == (SHOWN,)
+    with pytest.raises(ValueError, match="cells: no cell 'R1'; there are R0-d8-a0.4-s0-b0.02, "):
+        chosen(["R1"])

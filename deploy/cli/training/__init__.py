@@ -1,1 +1,0 @@
-"""Commands that make what proposes: a drafter, and heads."""
