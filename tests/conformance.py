@@ -2,7 +2,7 @@
 
 They are llm-comply's two, and the tests of resources in openai's source archive, which were written for a server that
 takes everything: see EXPECTED. It exits with 1 where a test fails that is not there, or one of those passes. Texts are
-drawn, and a test fails whose text reaches the context's end: it is tried again, by itself. Two models are served,
+drawn, and a test fails whose text reaches the context's end: it is tried again, by itself. Several models are served,
 because a request may omit `model` where there is one, and llm-comply has tests that such a request is refused.
 """
 
@@ -36,7 +36,9 @@ RESOURCES = [f"tests/api_resources/{name}" for name in ("chat", "responses", "te
 RESOURCES += [f"tests/api_resources/test_{name}.py" for name in ("models", "responses")]
 # What is served, by the names that openai's tests ask for.
 REAL = "gpt-6-astra"
-MODELS = {REAL: file_of(SMOL), "gpt-3.5-turbo-instruct": demo_pair.TARGET}
+# A name for whose models llm-comply has a test of reasoning.
+REASONING = "deepseek-r0"
+MODELS = {REAL: file_of(SMOL), REASONING: file_of(SMOL), "gpt-3.5-turbo-instruct": demo_pair.TARGET}
 # What they tell where our door has refused something by name.
 REFUSED = re.compile("(HTTP|Error code:) (400|404|405)")
 # Tests that are refused, by patterns of their names, and why. Most of openai's come thrice.
@@ -109,9 +111,9 @@ def faults(found: Sequence[Outcome], expected: dict[str, str]) -> list[str]:
     ]
 
 
-def llm_comply(suite: str, url: str) -> Ask:
+def llm_comply(suite: str, model: str, url: str) -> Ask:
     def ask(test: str | None) -> list[Json]:
-        words = ["--format", suite, "--base-url", f"{url}/v1", "--api-key", "any", "--model", REAL, "--json"]
+        words = ["--format", suite, "--base-url", f"{url}/v1", "--api-key", "any", "--model", model, "--json"]
         only = [] if test is None else ["--filter", test]
         done = subprocess.run(
             [str(PROGRAM), *words, "--timeout", str(TEXT_LIMIT_S), *only],
@@ -158,8 +160,8 @@ def _of_pytest(case: ElementTree.Element) -> Json:
 
 
 SUITES: dict[str, Callable[[str], Ask]] = {
-    "open-responses": partial(llm_comply, "open-responses"),
-    "openai-chat": partial(llm_comply, "openai-chat"),
+    "open-responses": partial(llm_comply, "open-responses", REAL),
+    "openai-chat": partial(llm_comply, "openai-chat", REASONING),
     "openai-python": openai_python,
 }
 

@@ -65,7 +65,7 @@ SAMPLING: Json = {
     "safety_identifier": STRING,
     "prompt_cache_key": STRING,
     "service_tier": STRING,
-    "timeout": {"type": "number", "exclusiveMinimum": 0},
+    "timeout": number(60, 86_400),  # a shorter one is answered by 504
     "priority": whole(-100, 100),
     "rule": one_of("standard", "exact", "greedy", "typical"),
     "drafting": one_of("auto", "off", "drafters", "ngram"),

@@ -28,6 +28,7 @@ from specwire.v1 import generation_pb2 as pb
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Content parts that are text.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+SUMMARIES = ("auto", "concise", "detailed")
 
 
 def take_messages(fields: Fields, bounds: JsonBounds | None = None) -> list[ChatMessage]:
@@ -378,10 +379,27 @@ def take_talk(fields: Fields, bounds: JsonBounds | None = None) -> Talk:
 
 
 def _template_values(fields: Fields) -> dict[str, Any]:
-    """What the model's template takes beside the messages: chat_template_kwargs, and OpenAI's own name for one."""
-    inner, effort = fields.inner("chat_template_kwargs"), fields.text("reasoning_effort")
+    """What the model's template takes beside the messages: chat_template_kwargs, and OpenAI's own names for one."""
+    inner, effort, newer = fields.inner("chat_template_kwargs"), fields.text("reasoning_effort"), take_reasoning(fields)
+    if effort is not None and newer["effort"] not in (None, effort):
+        raise InvalidParameter("reasoning_effort", f"contradicts reasoning.effort, {shown(newer['effort'])}")
+    effort = effort or newer["effort"]
     more = {} if effort is None else {"reasoning_effort": effort}
     return more if inner is None else more | {name: inner.take(name) for name in inner.names()}
+
+
+def take_reasoning(fields: Fields) -> dict[str, str | None]:
+    """`reasoning`, as a response tells it. Nothing is summarised: reasoning is told whole.
+
+    `generate_summary` is an older name of `summary`. Earlier reasoning is shown as the chat template does.
+    """
+    inner = fields.inner("reasoning") or Fields({})
+    older, newer = (inner.choice(name, SUMMARIES) for name in ("generate_summary", "summary"))
+    told = {"effort": inner.text("effort"), "summary": newer or older}
+    inner.fixed("context", "auto")
+    inner.fixed("mode", "standard")
+    inner.end()
+    return told
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from orchestrator.admission import MOST_ITEMS
 from orchestrator.api.calls import cancel, delete, merged, read_again, runs
 from orchestrator.chat.fields import Fields, check_count, shown
 from orchestrator.chat.models import ServedModel, demand
-from orchestrator.chat.talk import take_talk
+from orchestrator.chat.talk import take_reasoning, take_talk
 from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import INVALID, Failure, failure_of, naming
 from orchestrator.http.openai.answers import DONE, FAILURES, Events, EventStream, usage_of
@@ -87,7 +87,6 @@ DEFAULTS = {
     "frequency_penalty": 0.0,
     **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key")),
 }
-SUMMARIES = ("auto", "concise", "detailed")
 # What a chat's request calls some of a response's fields.
 NAMES = {
     "messages": "input",
@@ -456,7 +455,7 @@ def _as_chat(fields: Fields, items: list[Json]) -> tuple[Fields, Json]:
     """The request as a chat's, and what a response repeats of it. InvalidParameter names what is not served."""
     instructions, metadata = fields.text("instructions"), fields.inner("metadata")
     tools, choice = served_tools(fields.take("tools")), fields.take("tool_choice")
-    most, text, reasoning = take_length(fields, "max_output_tokens"), _text(fields), _reasoning(fields)
+    most, text, reasoning = take_length(fields, "max_output_tokens"), _text(fields), take_reasoning(fields)
     most_calls = fields.whole("max_tool_calls", least=1)  # of tools that the server runs: there are none
     fields.choice("truncation", ("auto", "disabled"))  # what is too long is refused
     fields.fixed("background", False)
@@ -517,20 +516,6 @@ def _chat_format(form: Json) -> Json:
     if form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {name: each for name, each in form.items() if name != "type"}}
-
-
-def _reasoning(fields: Fields) -> Json:
-    """`reasoning`, as a response has it. Nothing is summarised: reasoning is told whole.
-
-    `generate_summary` is an older name of `summary`. Earlier reasoning is shown as the chat template does.
-    """
-    inner = fields.inner("reasoning") or Fields({})
-    older, newer = (inner.choice(name, SUMMARIES) for name in ("generate_summary", "summary"))
-    told = {"effort": inner.text("effort"), "summary": newer or older}
-    inner.fixed("context", "auto")
-    inner.fixed("mode", "standard")
-    inner.end()
-    return told
 
 
 def _missing(response: str, field: str) -> Failure:

@@ -183,6 +183,11 @@ def test_a_template_may_know_the_reasoning_effort(door: Front) -> None:
     with another(door, chat_template="{{ {'low': '5', 'high': '6'}[reasoning_effort] }} 7") as thinking:
         assert thinking.done("/tokenize", messages=[SAYS], reasoning_effort="high")["tokens"] == [6, 7]
         assert thinking.done("/tokenize", messages=[SAYS], reasoning_effort="low")["tokens"] == [5, 7]
+        newer = {"reasoning": {"effort": "high", "summary": "auto"}}
+        assert thinking.done("/tokenize", messages=[SAYS], **newer)["tokens"] == [6, 7]
+        refused = thinking.post("/tokenize", messages=[SAYS], reasoning_effort="low", **newer)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "reasoning_effort")
+        assert "contradicts reasoning.effort, 'high'" in refused.text
 
 
 def test_a_stop_string_ends_it_and_echo_begins_it(door: Front) -> None:
