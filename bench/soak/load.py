@@ -105,7 +105,7 @@ READ_FIRST, UNREAD = 16, 4000
 # Every so many sessions are kept for the judge.
 JUDGED = 50
 # Sessions at a time that only come and go.
-PASSING = 64
+AT_ONCE = 64
 
 
 def length(random: Random) -> int:
@@ -138,7 +138,7 @@ class SessionCrowd:
         """So many sessions of one token: whatever is remembered of the latest ones is full then. They do not count."""
         left = iter(range(sessions))
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(PASSING, sessions)):
+            for _ in range(min(AT_ONCE, sessions)):
                 tasks.create_task(self._pass(left))
         self.tokens = self.ended = 0
 
