@@ -356,14 +356,13 @@ def _piece(piece: Piece, settings: SpeedSettings, journal: Journal, found: Seque
     say(f"bench: {settings.name}, {piece.name}: {len(left)} turns left")
     # Of equal services each keeps for life what it drew at its start, up to 6 %: a second one draws anew, in the other
     # order.
-    turns = len(TEMPERATURES)
-    half = len(left) if settings.short else turns * -(-len(left) // (2 * turns))
-    now = time.monotonic()
-    _started(
-        piece.name, piece.rows, left[:half], settings, journal, found, until if settings.short else (now + until) / 2
-    )
-    if left[half:] and time.monotonic() < until:
-        _started(piece.name, piece.rows[::-1], left[half:], settings, journal, found, until)
+    halves: tuple[list[SpeedTurn], list[SpeedTurn]] = ([], [])
+    for number, turn in enumerate(left):
+        halves[0 if settings.short else number // len(TEMPERATURES) % 2].append(turn)
+    half_s = until if settings.short else (time.monotonic() + until) / 2
+    _started(piece.name, piece.rows, halves[0], settings, journal, found, half_s)
+    if halves[1] and time.monotonic() < until:
+        _started(piece.name, piece.rows[::-1], halves[1], settings, journal, found, until)
 
 
 def _started(

@@ -459,8 +459,8 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         more: dict[str, Any] = {"traceparent": parent, "target": target, "chat": chat}
         return [self._told(self._handler.generate(each, tenant, left, seed, **more)) for each in singles], chat
 
-    async def _told(self, parts: AsyncGenerator[Part, None], known: str = "") -> AsyncGenerator[dict[str, Any], None]:
-        """Events of a stream, by their names. known: what a chat's reader has of the text already."""
+    async def _told(self, parts: AsyncGenerator[Part, None], known: int = 0) -> AsyncGenerator[dict[str, Any], None]:
+        """Events of a stream, by their names. known: characters of the text that its reader has already."""
         view, answer = None, None
         async with aclosing(parts):
             async for part in parts:
@@ -469,7 +469,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
                         view, form = part, AnswerForm.read(part.record.chat)
                         if form is not None:
                             answer = AnswerReader(form, view.record.session_id)
-                            await answer.feed(known)
+                            await answer.feed(view.output.text[:known])
                         yield {"started": _started(view, self._prompt(view.record))}
                     case Emit() if view is not None:
                         delta = None if answer is None else await answer.feed(part.text)
@@ -507,8 +507,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
             with view.readers.reading():
                 prefix_hash = request.prefix_hash if request.HasField("prefix_hash") else None
                 cursor = await cursor_of(self._orchestrator, view, request.from_position, prefix_hash)
-                known = view.output.text[: cursor.characters]
-                async for part in self._told(self._handler.follow(view, cursor), known):
+                async for part in self._told(self._handler.follow(view, cursor), cursor.characters):
                     yield pb.WatchResponse(**part)
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:

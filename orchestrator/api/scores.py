@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -24,8 +24,8 @@ from specwire.core.messages import TokenLogprobs
 from specwire.rpc import convert
 from specwire.rpc.channel import Backoff
 from specwire.rpc.errors import RETRY_AFTER, StatusError
+from specwire.v1 import common_pb2, verify_pb2
 from specwire.v1 import generation_pb2 as pb
-from specwire.v1 import verify_pb2
 
 # Worth asking again, or elsewhere: all slots are taken; the link was lost, or the verifier stops.
 WORTH_REPEATING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
@@ -40,12 +40,22 @@ MISCOUNTED = "the verifier told another number of log-probabilities"
 class PromptScores:
     """A prompt's tokens, and for each but the first its log-probability given those before it.
 
-    ranks: how many ids were at least as probable. Both have one entry less than `tokens`.
+    told: as the verifier told them: of a long prompt decoded ones take twenty times the memory. ranks: how many ids were
+    at least as probable. Both have one entry less than `tokens`.
     """
 
     tokens: tuple[int, ...]
-    logprobs: Sequence[TokenLogprobs] = ()
+    told: Sequence[common_pb2.TokenLogprobs] = ()
     ranks: Sequence[int] = ()
+
+    @property
+    def logprobs(self) -> Iterator[TokenLogprobs]:
+        """Each is decoded as it is read. Raises StatusError."""
+        for each in self.told:
+            try:
+                yield from convert.logprobs_from_wire([each])
+            except InvalidParameter as error:
+                raise StatusError(grpc.StatusCode.INTERNAL, f"the verifier told no {error}") from None
 
 
 class PromptScorer:
@@ -81,10 +91,7 @@ class PromptScorer:
         scored = await self._admitted(record, target, None if nothing else asked, time_left)
         if len(scored.scored) != len(scored.log_probabilities) or len(scored.ranks) != len(scored.log_probabilities):
             raise StatusError(grpc.StatusCode.INTERNAL, MISCOUNTED)
-        try:
-            return PromptScores(tokens, convert.logprobs_from_wire(scored.scored), scored.ranks)
-        except InvalidParameter as error:
-            raise StatusError(grpc.StatusCode.INTERNAL, f"the verifier told no {error}") from None
+        return PromptScores(tokens, scored.scored, scored.ranks)
 
     async def continuations(
         self, request: pb.ScoreTextRequest, target: Target, tenant: str, time_left: float | None

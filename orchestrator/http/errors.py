@@ -68,6 +68,9 @@ class Failure(Exception):
     retry_after: float | None = None
     close: bool = False
 
+    def __str__(self) -> str:
+        return self.message
+
     def body(self) -> dict[str, object]:
         error = {"message": clipped(self.message), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}

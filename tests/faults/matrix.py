@@ -306,7 +306,7 @@ CELLS = (
         ENDED,
         "the request again (`Last-Event-ID`), at the next address, which claims the session",
         2.0,
-        ("orchestrator/http/test_elsewhere.py::test_a_stream_goes_on_where_its_orchestrator_left_it",),
+        ("orchestrator/http/test_streams.py::test_a_stream_goes_on_where_its_orchestrator_left_it",),
     ),
     Cell(
         "HTTP client-orchestrator",
@@ -323,7 +323,7 @@ CELLS = (
         ENDED,
         "the request again at the same address, where the session went on",
         2.0,
-        ("orchestrator/http/test_leaving.py::test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was",),
+        ("orchestrator/http/test_streams.py::test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was",),
     ),
     Cell(
         "orchestrator-verifier",

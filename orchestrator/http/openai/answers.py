@@ -529,6 +529,10 @@ def _bytes_of(told: Sequence[TokenLogprobs]) -> int:
     return LOGPROBS_BYTES * sum(1 + len(each.top) for each in told)
 
 
+def _bytes_of_scores(scores: PromptScores) -> int:
+    return LOGPROBS_BYTES * sum(1 + len(each.top_ids) for each in scores.told)
+
+
 class Answer:
     """One request's answer.
 
@@ -569,7 +573,7 @@ class Answer:
                 self._gather(self._choices[index], part)
         chunks = [chunk for choice in self._choices for chunk in choice.chunks]
         size = sum(len(each.text) + LOGPROBS_BYTES * len(each.tokens) + _bytes_of(each.logprobs) for each in chunks)
-        size += sum(_bytes_of(each.scores.logprobs) for each in self._choices if each.scores is not None)
+        size += sum(_bytes_of_scores(each.scores) for each in self._choices if each.scores is not None)
         written: bytes = await self._aside(size, self._written)
         return written
 
@@ -650,7 +654,7 @@ class Answer:
         match part:
             case PromptScores():
                 self._score(choice, part)
-                await self._aside(_bytes_of(part.logprobs), self._tell_prompt, choice)
+                await self._aside(_bytes_of_scores(part), self._tell_prompt, choice)
                 alone = self._request.scores_only
                 return [*self._first(index, choice), *self._last(index, choice, "")] if alone else []
             case SessionView():

@@ -112,7 +112,7 @@ class Completions:
         aside = partial(self._service.orchestrator.admission.aside, call.tenant)
         answer = Answer(shape, request, served, echoed, aside, places)
         if request.stream:
-            begins, leave = await begun(events, self._quiet)
+            begins, leave = await begun(events, self._quiet, request.scores_only)
             return EventStream(answer.stream(begins), self._quiet, leave)
         written = await answer.whole(events)
         return Response(written, media_type="application/json")
@@ -196,8 +196,9 @@ def _echo(request: pb.GenerateRequest, served: ServedModel) -> str:
     return str(served.target.tokenizer.decode(list(request.tokens.ids), skip_special_tokens=True))
 
 
-async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
+async def begun(events: Events, patience: float, scores_only: bool = False) -> tuple[Events, Leave]:
     """The same events, held back until one is more than a session's start: so an early refusal still has a status.
+    Where there are scores alone, the first prompt's are.
 
     The caller must call the function that comes with them at the end, because events that were never read cannot close
     their source. After `patience` seconds the answer begins anyway, so that the caller sees that the request has
@@ -208,7 +209,7 @@ async def begun(events: Events, patience: float) -> tuple[Events, Leave]:
     async def begin() -> None:
         async for each in events:
             head.append(each)
-            if not isinstance(each[1], SessionView | PromptScores):
+            if scores_only or not isinstance(each[1], SessionView | PromptScores):
                 break
 
     first = asyncio.ensure_future(begin())
@@ -233,8 +234,9 @@ async def _chained(head: list[tuple[int, Told]], first: asyncio.Future[None], ev
     while told < len(head):
         yield head[told]
         told += 1
-    await first
+    await asyncio.wait({first})
     for each in head[told:]:
         yield each
+    first.result()
     async for each in events:
         yield each

@@ -94,7 +94,7 @@ class HeadGraph(LayerGraph):
         turns: torch.Tensor,
         turned: int | None = None,
     ) -> None:
-        """The arguments are those of `layer.model_of`."""
+        """The arguments are those of `layer.model_of`, but for its norm."""
         super().__init__(config.shape, turns, turned, LEAST_ROUNDED)
         self.width = config.hidden
         states = named_input(STATES, [-1, config.hidden], Type.f32)

@@ -244,7 +244,7 @@ class DecoderLayers(nn.Module):
     ) -> None:
         """apart: nothing but matrix products is computed for several rows at once (`runners.deterministic`).
 
-        packing: see `runners.linear`.
+        packing: see `specwire.lm.linear`.
         """
         super().__init__()
         self.apart = apart

@@ -93,9 +93,11 @@ class Trial:
                 return False
         if last == 0:
             return True
-        beside = runner.run([Feed(0, 0, text[1:4], 3), steps[-1]])
-        runner.zero(0, 3)
-        return torch.equal(beside[3:], alone[-1])
+        # Beside another text's window, and its plain step.
+        beside = runner.run([Feed(0, 0, text[1:4], 3), steps[-1]])[3:].clone()
+        plain = runner.run([Feed(0, 3, text[4:5], 1), steps[-1]])[1:]
+        runner.zero(0, 4)
+        return torch.equal(beside, alone[-1]) and torch.equal(plain, alone[-1])
 
     @torch.inference_mode()
     def tree_deviation(self, runner: Runner, slots: int) -> float:

@@ -214,9 +214,10 @@ class JsonValue(PythonValue):
         """It has been given as it came."""
 
     def _string(self, char: str) -> None:
-        if char == "\t":
+        if char in '"\\':
+            super()._string(char)
+        elif char < " ":
             raise BrokenCall
-        super()._string(char)
 
     def _escape(self, char: str) -> None:
         if char not in self.codes and char not in self.escapes:

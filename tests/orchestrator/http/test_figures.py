@@ -159,7 +159,7 @@ async def test_a_score_waits_for_a_slot() -> None:
         running = asyncio.create_task(parts.client.complete(PROMPT, max_tokens=60))
         await asked(lambda: opened(orchestrator), bool)
         scores = await PromptScorer(orchestrator).score(request, target, ANONYMOUS, 1, LIMIT_S)
-        assert len(scores.logprobs) == len(PROMPT) - 1
+        assert len([*scores.logprobs]) == len(PROMPT) - 1
         assert len((await running).tokens) == 60
 
 

@@ -104,8 +104,9 @@ class GgufWeights:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.check_tensors = True  # a NaN among the weights would be read by every text
-        # Mapped, a file stays in memory beside what llama.cpp packs anew of it: 1,970 MiB for Qwen's 1,065, read 1,380.
-        params.load_mode = llama.LLAMA_LOAD_MODE_NONE
+        if file.is_quantised and not gpu_layers:
+            # Mapped, it stays in memory beside what llama.cpp packs anew of it: 1,970 MiB for Qwen's 1,065, read 1,380.
+            params.load_mode = llama.LLAMA_LOAD_MODE_NONE
         self.model = llama.llama_model_load_from_file(str(file.path).encode(), params)
         if not self.model:
             raise ModelError(f"model {str(file.path)!r} cannot be loaded by llama.cpp: {self.library.reason()}")

@@ -26,7 +26,7 @@ from specwire.lm.kv_cache import forget, unused
 from specwire.lm.linear import rounded_groups
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Parts of graphs: functions of tensors that are traced, outputs that are left out, weights in 8 bits.
+# Parts of graphs: functions of tensors that are traced, weights in 8 bits.
 #
 # The usual converter reports usage statistics; the frontend below it, which is called here, does not.
 
