@@ -40,8 +40,8 @@ MISCOUNTED = "the verifier told another number of log-probabilities"
 class PromptScores:
     """A prompt's tokens, and for each but the first its log-probability given those before it.
 
-    told: as the verifier told them: of a long prompt decoded ones take twenty times the memory. ranks: how many ids were
-    at least as probable. Both have one entry less than `tokens`.
+    told: as the verifier told them, since decoded ones take twenty times the memory. ranks: how many ids were at least
+    as probable. Both have one entry less than `tokens`.
     """
 
     tokens: tuple[int, ...]

@@ -54,12 +54,15 @@ def _load(model: PreTrainedModel, folder: Path, slots: int = SLOTS, dtype: str =
     return lm
 
 
-@pytest.mark.parametrize("padding", [0, 20])
+@pytest.mark.parametrize(("padding", "twice"), [(0, True), (20, True), (20, False)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(
-    kind: str, padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, padding: int, twice: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Compiled twice, and once, as large graphs are."""
     monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: padding)
+    if not twice:
+        monkeypatch.setattr("specwire.lm.runners.openvino.graph.MOST_COPIED_BYTES", 0)
     model = build(config(kind))
     texts = Texts(model, _load(model, tmp_path), seed=len(kind))
     for _ in range(60):
@@ -130,9 +133,15 @@ def _run(code: str, **environment: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT, env={**os.environ, **environment})
 
 
-def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four rows, then windows of two: they keep to four until a change is cheaper. A plain step is never padded."""
+@pytest.mark.parametrize(("copied", "rows"), [(1 << 20, [4, 4, 1, 4, 1, 2, 1]), (0, [4, 4, 4, 2, 2, 2, 2])])
+def test_padding_is_computed_beside_what_was_asked_for(
+    copied: int, rows: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows, then windows of two: they keep to four until a change is cheaper. Where a plain step has a compilation
+    of its own it is not padded.
+    """
     monkeypatch.setattr("specwire.lm.runners.openvino.graph.price_of_change", lambda _: 5)
+    monkeypatch.setattr("specwire.lm.runners.openvino.graph.MOST_COPIED_BYTES", copied)
     seen: list[int] = []
     place = PagedGraph._place
 
@@ -149,7 +158,7 @@ def test_padding_is_computed_beside_what_was_asked_for(tmp_path: Path, monkeypat
         logits = lm.forward([Feed(0, len(text), tokens, len(tokens))])
         text += tokens
         torch.testing.assert_close(logits, plain(model, text)[-len(tokens) :], atol=TOLERANCE, rtol=TOLERANCE)
-    assert seen == [4, 4, 1, 4, 1, 2, 1]
+    assert seen == rows
 
 
 @pytest.mark.parametrize("window", [2, 4])

@@ -239,7 +239,7 @@ class PagedGraph:
 
     A small graph is compiled twice, over the same caches: for plain steps, and for windows and prompts. One of those
     between two plain steps would change the shape twice, which takes SmolLM2 some 4 ms each time (a plain step of it
-    14), or have the steps behind it padded. So drafting makes no plain step longer.
+    14), or have the steps behind it padded. So drafting makes no plain step longer; none is padded.
     """
 
     def __init__(
@@ -262,11 +262,9 @@ class PagedGraph:
         self._wide = self._plain = self._compiled
         if context < FEW:
             return
-        price = min(price_of_change(self._time), context)
-        self._wide.steady = SteadyRows(price)
+        self._wide.steady = SteadyRows(min(price_of_change(self._time), context))
         if constant_bytes(graph) <= MOST_COPIED_BYTES:
             self._plain = CompiledGraph(graph, options, tensors)
-            self._plain.steady = SteadyRows(price)
 
     def _time(self, rows: int) -> float:
         """Seconds of a forward of so many rows, on the slot of the padding."""
