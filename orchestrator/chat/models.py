@@ -269,7 +269,8 @@ class ChatModels:
         """Idempotent."""
         for model in self._known.values():
             self._close(model)
-        await asyncio.to_thread(self._forks.stop)
+        if self._forks.process is not None:
+            await asyncio.to_thread(self._forks.stop)
 
 
 def _template_of(target: Target) -> tuple[str, dict[str, str]]:
