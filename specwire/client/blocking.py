@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import wraps
-from inspect import signature
+from inspect import Signature, signature
 from threading import Thread, current_thread
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -22,6 +24,7 @@ from specwire.rpc.tls import ClientTls
 
 T = TypeVar("T")
 P = ParamSpec("P")
+C = TypeVar("C")
 Events = Generator[Event, None, None]
 
 
@@ -110,9 +113,10 @@ def _waited(
 
     @wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return immediate(method(self._calls, *args, **kwargs))
+        with _of_no_loop():
+            return immediate(method(self._calls, *args, **kwargs))
 
-    return call
+    return _described(call, signature(method))
 
 
 def _followed(
@@ -125,21 +129,40 @@ def _followed(
         events: Any = method(self._calls, *args, **kwargs)
         return _each(events)
 
-    shown = signature(method).replace(return_annotation="Generator[Event, None, None]")
-    follow.__signature__ = shown  # type: ignore[attr-defined]  # what a reader of the reference sees
-    return follow
+    return _described(follow, signature(method).replace(return_annotation="Generator[Event, None, None]"))
+
+
+def _described(call: C, shown: Signature) -> C:
+    """A method of `Client`, to whoever asks what it is: no coroutine's."""
+    method: Any = call
+    method.__qualname__, method.__module__, method.__signature__ = f"Client.{method.__name__}", __name__, shown
+    del method.__wrapped__
+    return call
 
 
 def _each(events: Any) -> Events:
     try:
         while True:
             try:
-                event: Event = immediate(anext(events))
+                with _of_no_loop():
+                    event: Event = immediate(anext(events))
             except StopAsyncIteration:
                 return
             yield event
     finally:
-        immediate(events.aclose())
+        with _of_no_loop():
+            immediate(events.aclose())
+
+
+@contextmanager
+def _of_no_loop() -> Iterator[None]:
+    """What begins meanwhile is its reader's. The event loop of a thread that has one would end it with itself."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        yield
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
 
 
 class Client:

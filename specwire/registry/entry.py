@@ -8,7 +8,7 @@ service has the last word.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Annotated
 
@@ -119,6 +119,10 @@ def decode(entry_id: str, data: bytes) -> ServiceEntry:
         version = decoded(data, EntryHead).v
         if version > VERSION:
             raise InvalidEntry("newer", f"v: {version} is newer than {VERSION}")
+        given = decoded(data, dict[str, msgspec.Raw])
+        for each in fields(ServiceEntry):
+            if each.name not in given:  # a default would say what its service did not
+                raise InvalidEntry("invalid", f"{each.name}: is missing")
         return checked(entry_id, decoded(data, ServiceEntry))
     except InvalidEntry:
         raise

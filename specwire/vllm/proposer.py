@@ -157,7 +157,7 @@ class Proposer:
             token_ids_cpu: int array (requests, context), the texts.
             slot_mappings: not used.
         """
-        if self._thread is None:
+        if self._thread is None or self._thread.silent:
             return [[] for _ in sampled_token_ids]
         rows = [
             VllmRow(token_ids_cpu[at], int(num_tokens_no_spec[at]), tuple(map(int, decided)))

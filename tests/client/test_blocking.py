@@ -10,6 +10,7 @@ import pytest
 from specwire.client import (
     Chunk,
     Client,
+    Event,
     Finished,
     SessionState,
     SpecwireError,
@@ -33,6 +34,20 @@ async def test_a_generation_and_the_rest_of_the_service() -> None:
             client.cancel("s-1")
             assert client.server_info().durability == "memory"
             assert client.score_text("x", [("a",)])[0].logprob == -3.0
+
+    async with serving(Scripted()) as address:
+        await asyncio.to_thread(work, address)
+
+
+async def test_a_stream_outlives_the_event_loop_of_its_thread() -> None:
+    def work(address: str) -> None:
+        with Client(address) as client:
+
+            async def begin() -> list[Event]:
+                return [next(stream)]
+
+            stream = client.generate("x")
+            assert len(asyncio.run(begin()) + list(stream)) == 4
 
     async with serving(Scripted()) as address:
         await asyncio.to_thread(work, address)

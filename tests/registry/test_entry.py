@@ -49,6 +49,14 @@ def changed(**values: Any) -> bytes:
     return json.dumps({**json.loads(encode(WHOLE)), **values}).encode()
 
 
+@pytest.mark.parametrize("name", sorted(json.loads(encode(WHOLE))))
+def test_one_that_lacks_a_field_is_not_believed(name: str) -> None:
+    lacking = json.loads(encode(WHOLE))
+    del lacking[name]
+    with pytest.raises(InvalidEntry):
+        decode(ID, json.dumps(lacking).encode())
+
+
 LOAD = {"running": 1, "waiting": 0, "free": 3}
 
 
