@@ -36,9 +36,10 @@ RESOURCES = [f"tests/api_resources/{name}" for name in ("chat", "responses", "te
 RESOURCES += [f"tests/api_resources/test_{name}.py" for name in ("models", "responses")]
 # What is served, by the names that openai's tests ask for.
 REAL = "gpt-6-astra"
-# A name for whose models llm-comply has a test of reasoning.
+# A name for whose models llm-comply has a test of reasoning. In another dtype it is another model: one has one name.
 REASONING = "deepseek-r0"
 MODELS = {REAL: file_of(SMOL), REASONING: file_of(SMOL), "gpt-3.5-turbo-instruct": demo_pair.TARGET}
+OPTIONS = {REASONING: ("--dtype", "float32")}
 # What they tell where our door has refused something by name.
 REFUSED = re.compile("(HTTP|Error code:) (400|404|405)")
 # Tests that are refused, by patterns of their names, and why. Most of openai's come thrice.
@@ -57,7 +58,7 @@ EXPECTED = {
 UNENDED = re.compile(r"expected status='completed', got 'incomplete'|expected 'stop', got 'length'")
 TRIES = 5
 # Tokens: most answers end before, and those that do not take seconds.
-CONTEXT = 640
+LIMITS = ("--context", "640", "--slots", "2")
 TEXT_LIMIT_S = 120
 SUITE_LIMIT_S = 900
 
@@ -194,8 +195,10 @@ def main() -> int:
     with ExitStack() as started:
         folder = started.enter_context(TemporaryDirectory())
         verifiers = [
-            started.enter_context(service("verify", model, "--context", str(CONTEXT), "--slots", "2"))["address"]
-            for model in (linked(folder, name, model) for name, model in MODELS.items())
+            started.enter_context(service("verify", linked(folder, name, model), *LIMITS, *OPTIONS.get(name, ())))[
+                "address"
+            ]
+            for name, model in MODELS.items()
         ]
         peers = [word for address in verifiers for word in ("--verifier", address)]
         url = started.enter_context(service("orchestrate", *peers, "--http", "127.0.0.1:0"))["http"]
