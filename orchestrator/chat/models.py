@@ -173,7 +173,7 @@ FINGERPRINT_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ChatModel:
     """template: None where the model has none. family: what that tells of the model. names: of its tokens."""
 
     target: Target
@@ -224,10 +224,10 @@ class ChatModels:
         self._pool = pool
         self._chat_template = chat_template
         self._tool_format = tool_format
-        self._known: dict[Identity, ServedModel] = {}
+        self._known: dict[Identity, ChatModel] = {}
         self._forks = renderers()
 
-    def of(self, target: Target) -> ServedModel:
+    def of(self, target: Target) -> ChatModel:
         known = self._known.get(target.identity)
         if known is None or known.target != target:
             versions = self._pool.models
@@ -240,7 +240,7 @@ class ChatModels:
         """Of the template that its chats are written by; empty where there is none."""
         return self._chat_template or target.info.chat_template
 
-    def _described(self, target: Target, known: ServedModel | None) -> ServedModel:
+    def _described(self, target: Target, known: ChatModel | None) -> ChatModel:
         """`known`: the same version, as it was described before."""
         if known is not None and _template_of(known.target) == _template_of(target):
             return replace(known, target=target)
@@ -248,9 +248,9 @@ class ChatModels:
             self._close(known)
         source = self.source(target)
         template = RemoteTemplate(self._forks, source, target.info.special_tokens) if source else None
-        return ServedModel(target, template, ChatFamily.of(source, self._tool_format), TokenBytes(target.tokenizer))
+        return ChatModel(target, template, ChatFamily.of(source, self._tool_format), TokenBytes(target.tokenizer))
 
-    def _close(self, model: ServedModel) -> None:
+    def _close(self, model: ChatModel) -> None:
         if model.template is not None:
             model.template.close()
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.api.requests import encoded
-from orchestrator.chat.models import ServedModel
+from orchestrator.chat.models import ChatModel
 from orchestrator.chat.talk import take_talk
 from orchestrator.http.console import ConsoleEndpoints, page_routes
 from orchestrator.http.endpoint import Call, Endpoint, HttpService, Responder
@@ -262,7 +262,7 @@ class Info:
     async def model(self, call: Call) -> Response:
         return JSONResponse(self._model(self._service.served(call.path["model"])))
 
-    def _model(self, served: ServedModel) -> dict[str, Any]:
+    def _model(self, served: ChatModel) -> dict[str, Any]:
         return {
             "id": served.name,
             "object": "model",

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from orchestrator.api.calls import Part
-from orchestrator.chat.models import ServedModel
+from orchestrator.chat.models import ChatModel
 from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.answers import DONE, EventStream, event, figures
@@ -116,7 +116,7 @@ def _session(driver: SessionDriver) -> Json:
 class ConsoleStream:
     """One session's events for the page, in the order in which they happened."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ChatModel) -> None:
         self._served = served
         self._waiting: asyncio.Queue[Json | None] = asyncio.Queue(MOST_WAITING)
         self._left_out = 0

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orchestrator.admission import LONG_BYTES, MOST_DEPTH, Admission, Aside
 from orchestrator.api.calls import GenerationHandler
 from orchestrator.chat.fields import Fields, JsonBounds, no_number
-from orchestrator.chat.models import ChatModels, ServedModel
+from orchestrator.chat.models import ChatModel, ChatModels
 from orchestrator.http.errors import INVALID, RETRY_S, Failure, failure_of
 from orchestrator.sessions import Orchestrator
 from orchestrator.tenants import ANONYMOUS
@@ -178,7 +178,7 @@ class HttpService:
         self._chats = chats
         self._left: set[asyncio.Task[None]] = set()
 
-    def served(self, model: str | None = None) -> ServedModel:
+    def served(self, model: str | None = None) -> ChatModel:
         """The target for new sessions of the model with this name; of the only model where no name is given.
 
         Raises:
@@ -193,13 +193,13 @@ class HttpService:
                 raise
             raise Failure(404, error.message, INVALID, "model", "model_not_found") from None
 
-    async def served_for(self, request: pb.GenerateRequest, tenant: str) -> ServedModel:
+    async def served_for(self, request: pb.GenerateRequest, tenant: str) -> ChatModel:
         """Like `served`, for the model that the request names, else its parent's."""
         if request.model or not request.parent:
             return self.served(request.model)
         return self._chats.of(await self.handler.target_for(request, tenant))
 
-    def all_served(self) -> list[ServedModel]:
+    def all_served(self) -> list[ChatModel]:
         """Every model, by rising name; at least one. Raises StatusError (UNAVAILABLE)."""
         pool = self.orchestrator.pool
         pool.require_target()

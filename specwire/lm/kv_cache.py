@@ -93,7 +93,7 @@ class Runner(ABC):
         return 0
 
 
-class Stored:
+class StoredSlots:
     """Of a runner, or a head, whose keys and values another has: a cache, pages, or a runner that it feeds."""
 
     store: Any

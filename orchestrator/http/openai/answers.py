@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from orchestrator.admission import Aside
 from orchestrator.api.calls import Part
 from orchestrator.api.scores import PromptScores
-from orchestrator.chat.models import AnswerForm, ServedModel, call_id
+from orchestrator.chat.models import AnswerForm, ChatModel, call_id
 from orchestrator.http.errors import failure_of
 from orchestrator.http.openai.requests import CompletionRequest
 from orchestrator.session.output import SessionView
@@ -208,7 +208,7 @@ class ParsedChatShape(ChatShape):
 # A scored prompt: OpenAI's `echo` with `logprobs`, and vLLM's `prompt_logprobs`.
 
 
-def echoed(scores: PromptScores, top: int, served: ServedModel) -> Json:
+def echoed(scores: PromptScores, top: int, served: ChatModel) -> Json:
     """As `logprobs` of a completion that begins with its prompt: the first token has none, nothing stands before it."""
     names = served.names
     ends = OutputText(served.target.tokenizer).push(scores.tokens).text_ends
@@ -544,7 +544,7 @@ class Answer:
         self,
         shape: CompletionShape,
         request: CompletionRequest,
-        served: ServedModel,
+        served: ChatModel,
         before: Sequence[str],
         aside: Aside,
         places: Sequence[StreamPlace | None] = (),

@@ -18,7 +18,7 @@ from orchestrator.api.calls import merged
 from orchestrator.api.requests import check_copies, check_size, checked_request_id, single_requests
 from orchestrator.api.scores import PromptScorer, PromptScores
 from orchestrator.chat.fields import check_count, is_ids, shown
-from orchestrator.chat.models import ServedModel, demand
+from orchestrator.chat.models import ChatModel, demand
 from orchestrator.chat.talk import take_talk
 from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import naming
@@ -87,7 +87,7 @@ class Completions:
         call: Call,
         shape: CompletionShape,
         request: CompletionRequest,
-        served: ServedModel,
+        served: ChatModel,
         prompts: Sequence[Prompt],
     ) -> ASGIApp:
         for prompt in prompts:  # before it is copied for each of its sessions
@@ -122,7 +122,7 @@ class Completions:
         call: Call,
         request: CompletionRequest,
         requests: Sequence[pb.GenerateRequest],
-        served: ServedModel,
+        served: ChatModel,
         generated: Callable[[float | None], Events],
     ) -> Events:
         """The prompts' scores, for each of their sessions; then what the sessions say, in the time that is left.
@@ -190,7 +190,7 @@ def _places(call: Call, request: CompletionRequest, sessions: int, resumable: bo
     return places_of(shown_id, sessions)
 
 
-def _echo(request: pb.GenerateRequest, served: ServedModel) -> str:
+def _echo(request: pb.GenerateRequest, served: ChatModel) -> str:
     if request.WhichOneof("prompt") == "text":
         return request.text
     return str(served.target.tokenizer.decode(list(request.tokens.ids), skip_special_tokens=True))

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from orchestrator.admission import MOST_ITEMS
 from orchestrator.api.calls import cancel, delete, merged, read_again, runs
 from orchestrator.chat.fields import Fields, check_count, shown
-from orchestrator.chat.models import ServedModel, demand
+from orchestrator.chat.models import ChatModel, demand
 from orchestrator.chat.talk import take_reasoning, take_talk
 from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import INVALID, Failure, failure_of, naming
@@ -160,7 +160,7 @@ class ResponseNote:
 class ResponseAnswer:
     """One response as it comes, or as it is told again."""
 
-    def __init__(self, note: ResponseNote, served: ServedModel, record: SessionRecord) -> None:
+    def __init__(self, note: ResponseNote, served: ChatModel, record: SessionRecord) -> None:
         self.session_id = record.session_id
         self.reason: FinishReason | None = None
         self.message = ""
@@ -271,7 +271,7 @@ class Responses:
             return EventStream(self._stream(begins, note, served), self._quiet, leave)
         return await self._whole(events, note, served)
 
-    async def _whole(self, events: Events, note: ResponseNote, served: ServedModel) -> ASGIApp:
+    async def _whole(self, events: Events, note: ResponseNote, served: ChatModel) -> ASGIApp:
         answer = view = None
         async with aclosing(events):
             async for _, part in events:
@@ -285,7 +285,7 @@ class Responses:
             raise StatusError(*FAILURES[answer.reason])
         return JSONResponse(answer.body())
 
-    async def _stream(self, events: Events, note: ResponseNote, served: ServedModel) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, events: Events, note: ResponseNote, served: ChatModel) -> AsyncGenerator[bytes, None]:
         """Typed events, each with its number. Behind a failure's comes the response as it failed."""
         number, answer, view = 0, None, None
 

@@ -33,7 +33,7 @@ from specwire.lm.heads.eagle3 import Eagle3
 from specwire.lm.heads.layer import HeadLayer, LayerConfig, rotations
 from specwire.lm.heads.medusa import Medusa, MedusaRunner
 from specwire.lm.heads.mtp import Mtp
-from specwire.lm.kv_cache import Stored
+from specwire.lm.kv_cache import StoredSlots
 from specwire.lm.linear import GROUP, LEAST_ROUNDED, LinearWeights
 from specwire.lm.runners.decoder import Model
 from specwire.lm.runners.openvino.graph import (
@@ -284,7 +284,7 @@ class _Step:
         return self.graph.request.get_tensor(name).data[:count]
 
 
-class OpenvinoHead(Stored):
+class OpenvinoHead(StoredSlots):
     """A `Head` whose step is a paged graph, in float32 with large weights in 8 bits.
 
     Products with weights that were rounded before round activations, too, where the processor has instructions for

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from specwire.core.model import Feed
-from specwire.lm.kv_cache import Runner, Stored
+from specwire.lm.kv_cache import Runner, StoredSlots
 from specwire.lm.linear import LinearWeights
 
 # Block sizes that are tried, and the size that the others are compared with, which any step can use.
@@ -27,7 +27,7 @@ ALONE = (1,)
 ROWS, SHIFT = 192, 5
 
 
-class DeterministicRunner(Stored, Runner):
+class DeterministicRunner(StoredSlots, Runner):
     """`Runner` that feeds another one single rows, in blocks of the given numbers of them.
 
     That other runner must take several feeds of one slot in order, and compute all but matrix products row by row;

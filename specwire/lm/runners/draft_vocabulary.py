@@ -17,7 +17,7 @@ import torch
 
 from specwire.core.model import MOST_IDS, Feed
 from specwire.files import write_text
-from specwire.lm.kv_cache import Runner, Stored
+from specwire.lm.kv_cache import Runner, StoredSlots
 
 VOCABULARY = "draft_vocabulary.json"
 
@@ -66,7 +66,7 @@ class DraftVocabulary(NamedTuple):
         return set(range(self.size)).difference(self.ids)
 
 
-class DraftVocabularyRunner(Stored, Runner):
+class DraftVocabularyRunner(StoredSlots, Runner):
     """A `Runner` of the target's ids, by one of the drafter's rows. Logits of ids that it does not say mean nothing."""
 
     def __init__(self, inner: Runner, vocabulary: DraftVocabulary, device: torch.device) -> None:

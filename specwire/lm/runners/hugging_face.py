@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specwire.core.model import Feed
-from specwire.lm.kv_cache import Runner, Stored
+from specwire.lm.kv_cache import Runner, StoredSlots
 from specwire.lm.model_config import CHUNKED_ATTENTION, FULL_ATTENTION, AttentionWindow
 
 # A feed of more tokens than this, which is a part of a prompt, is computed by itself: padding every other one to its
@@ -175,7 +175,7 @@ class SlotCache(Cache):
         return [*self._keys.values(), *self._values.values()]
 
 
-class HuggingFaceRunner(Stored, Runner):
+class HuggingFaceRunner(StoredSlots, Runner):
     """`Runner` around an `AutoModelForCausalLM`."""
 
     def __init__(

@@ -28,7 +28,7 @@ from torch.nn.functional import silu, softplus
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specwire.core.model import Feed, ModelError
-from specwire.lm.kv_cache import STATES, Runner, Stored, rows_of
+from specwire.lm.kv_cache import STATES, Runner, StoredSlots, rows_of
 from specwire.lm.model_config import is_recurrent
 from specwire.lm.runners.hugging_face import MOST_TOGETHER, PaddedBatch, SlotCache
 
@@ -486,7 +486,7 @@ def _with_scan(forward: FunctionType, name: str, module: Any, cache: HybridCache
 # The runner.
 
 
-class HybridRunner(Stored, Runner):
+class HybridRunner(StoredSlots, Runner):
     """`Runner` around a causal model with recurrent layers."""
 
     def __init__(

@@ -22,7 +22,7 @@ from openvino.op import Constant, _PagedAttentionExtension
 from torch import nn
 
 from specwire.core.model import INT8_DYNAMIC, NONE, Feed
-from specwire.lm.kv_cache import Runner, Stored
+from specwire.lm.kv_cache import Runner, StoredSlots
 from specwire.lm.linear import GROUP, PROBE_TOLERANCE, Int8Linear, LinearWeights, rounded_groups, side_by_side
 from specwire.lm.model_config import CausalModel, window_of
 from specwire.lm.runners.decoder import DecoderShape
@@ -302,7 +302,7 @@ def _zeros(of: tuple[Any, tuple[int, ...]]) -> Any:
     return opset.constant(np.zeros(shape, kind))
 
 
-class OpenvinoRunner(Stored, Runner):
+class OpenvinoRunner(StoredSlots, Runner):
     """`Runner` with the weights of a Hugging Face model of MODEL_TYPES, which can be freed."""
 
     alike = True
