@@ -88,7 +88,7 @@ from specwire.lm.runners.select import (
     runner_for,
     trial_of,
 )
-from specwire.lm.runners.trial import Trial
+from specwire.lm.runners.trial import Trial, held_once
 from specwire.named_models import check_directory
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
@@ -173,7 +173,7 @@ def load_pretrained(
     count = memory.slots(slots)
     rows = info.vocabulary if known.says is None else known.says.rows
     with _memory_told(count, memory), given_back(model):
-        runner, used = runner_for(model, Sizes(count, known.context, rows), plan.how)
+        runner, used = runner_for(model, Sizes(count, known.context, rows), plan.how, info.weights_fingerprint)
         drafter = None if head is None else head.make(count, known.context, memory.dtype, used)
     info = replace(info, runtime=used, device=str(next(model.parameters()).device))
     if known.says is not None:
@@ -342,8 +342,10 @@ def load_gguf(
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
     runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
+    tried = (fingerprint.result(), sizes, kept, asked.gpu_layers, weights.library.build())
+    size = file.path.stat().st_size
     try:
-        off = gguf_trial(weights, file, sizes, kept).held(runner, count)
+        off = held_once(lambda: gguf_trial(weights, file, sizes, kept), runner, count, size, *tried)
     except (MemoryError, RuntimeError) as error:
         raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
     if not off <= 1:

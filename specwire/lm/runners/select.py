@@ -34,7 +34,7 @@ from specwire.lm.plain_decoder import PlainDecoder
 from specwire.lm.runners.compiled import CompiledRunner
 from specwire.lm.runners.deterministic import ALONE, DeterministicRunner, agreeing_widths
 from specwire.lm.runners.llama import MODEL_TYPES, LlamaRunner, Unsuited
-from specwire.lm.runners.trial import Trial, made_up
+from specwire.lm.runners.trial import Trial, held_once, made_up
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,10 @@ def cache_dtype(dtype: torch.dtype, how: How) -> torch.dtype:
         return dtype
 
 
-def runner_for(model: CausalModel, sizes: Sizes, how: How) -> tuple[Runner, str]:
+def runner_for(model: CausalModel, sizes: Sizes, how: How, weights: str = "") -> tuple[Runner, str]:
     """The runner, and the runtime that it is of; ModelError if the model cannot be served by that runtime.
+
+    weights: their fingerprint, by which OpenVINO's trial is remembered; empty for one that is made each time.
 
     What an allocator raises is let through (`specwire.core.model.out_of_memory`).
     Under int8 the model's linear layers are rounded meanwhile, and no runtime stands in for OpenVINO.
@@ -132,7 +134,7 @@ def runner_for(model: CausalModel, sizes: Sizes, how: How) -> tuple[Runner, str]
     if how.runtime == TORCH:
         return _torch_runner(model, sizes, how), TORCH
     try:
-        return _openvino_runner(model, sizes, how), OPENVINO
+        return _openvino_runner(model, sizes, how, weights), OPENVINO
     except Exception as reason:
         # OpenVINO needs more memory while it loads than torch does.
         stands_in = how.runtime == AUTO and how.quantization == NONE
@@ -162,7 +164,7 @@ def _compiled_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner:
     return runner
 
 
-def _openvino_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner:
+def _openvino_runner(model: CausalModel, sizes: Sizes, how: How, weights: str) -> Runner:
     """ModelError where OpenVINO is not installed, does not take the model, or computes something else."""
     first = next(model.parameters())
     if first.device.type != "cpu":
@@ -185,7 +187,11 @@ def _openvino_runner(model: CausalModel, sizes: Sizes, how: How) -> Runner:
         if how.quantization != NONE:
             round_layers(model, how.quantization == INT8_DYNAMIC)
         runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads(), how.quantization, how.taps, how.fuse)
-        off = trial_of(model, sizes).held(runner, sizes.slots)
+        # What a head's first matrix makes of states is in no fingerprint of the model.
+        known = weights and how.fuse is None
+        size = sum(each.nbytes for each in model.parameters()) if known else 0
+        tried = (weights, sizes, str(dtype), how.quantization)
+        off = held_once(lambda: trial_of(model, sizes), runner, sizes.slots, size, *tried)
     except Unsuited as reason:
         raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason
     except Exception as failure:  # any error of tracing, paging or compiling an unknown kind of model

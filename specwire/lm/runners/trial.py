@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
+import os
+import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from specwire.core.model import Feed, TreeFeed, out_of_memory
+from specwire.lm.gguf_weights import cache_folder
 from specwire.lm.kv_cache import Runner
 from specwire.lm.model_config import first_line
 
@@ -138,3 +148,80 @@ class Trial:
 def made_up(count: int, vocabulary: int) -> list[int]:
     """A text of so many tokens."""
     return [(7 * (at % TRIAL_IDS) + 3) % vocabulary for at in range(count)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A trial that was passed is remembered: it would say the same again of the same weights, code, libraries, processor and
+# options. Of a model of 1.5 billion weights it takes half of the start.
+
+# Bytes of weights from which on that is worth a file.
+WORTH_BYTES = 64 << 20
+ROOM = Path(__file__).resolve().parents[1]
+MOST_REMEMBERED = 256
+LIBRARIES = ("torch", "openvino", "llama-cpp-python", "transformers")
+# Beginnings of variables that decide how those compute.
+DECIDING = ("ATEN_", "DNNL_", "GGML_", "KMP_", "LLAMA_", "MKL_", "OMP_", "ONEDNN_", "OV_", "TBB_", "TORCH_")
+
+
+class Passed(NamedTuple):
+    """What a trial found: see `Trial.held`. branches, invariant: as the runner has them since."""
+
+    off: float
+    branches: bool
+    invariant: bool
+
+
+def held_once(trial: Callable[[], Trial], runner: Runner, slots: int, size: int, *tried: object) -> float:
+    """`Trial.held`, or what it said when the same was tried before on this machine.
+
+    size: bytes of the weights. tried: what decides it beside this project's code, libraries and processor, each with a
+    `repr` that tells all of it.
+    """
+    if size < WORTH_BYTES:
+        return trial().held(runner, slots)
+    path = cache_folder() / "trials" / _key(type(runner).__name__, slots, torch.get_num_threads(), *tried)
+    with suppress(OSError, ValueError, TypeError):
+        passed = Passed(**json.loads(path.read_bytes()))
+        runner.branches, runner.invariant = passed.branches, passed.invariant
+        os.utime(path)
+        return passed.off
+    off = trial().held(runner, slots)
+    if off <= 1:
+        try:
+            _remember(path, Passed(off, runner.branches, runner.invariant))
+        except OSError as reason:
+            logger.info("the trial will be made again: %s", reason)
+    return off
+
+
+def _remember(path: Path, passed: Passed) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(passed._asdict()))
+    beside.replace(path)
+    oldest = sorted(path.parent.iterdir(), key=lambda each: each.stat().st_mtime)
+    for each in oldest[:-MOST_REMEMBERED]:
+        each.unlink(missing_ok=True)
+
+
+def _key(*tried: object) -> str:
+    variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(DECIDING))
+    return hashlib.sha256(repr((tried, variables, _surroundings())).encode()).hexdigest()[:40]
+
+
+@cache
+def _surroundings() -> str:
+    """Of this project's code, the libraries and the processor."""
+    code = hashlib.sha256()
+    for path in sorted(ROOM.rglob("*.py")):
+        code.update(path.read_bytes())
+    versions = []
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions.append((name, version(name)))
+    processor = platform.processor()
+    with suppress(OSError):
+        processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        told = ("model name", "flags", "Features", "CPU")  # not its clock, which changes
+        processor = "".join(line for line in processor.splitlines() if line.startswith(told))
+    return repr((code.hexdigest(), versions, processor, platform.machine()))

@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,11 @@ class Library:
             self._told.append(said)
         if level in (WARNING, ERROR) and said:
             logger.debug("llama.cpp: %s", said)
+
+    def build(self) -> list[tuple[str, int, int]]:
+        """Which build it is: names, sizes and times of its shared libraries."""
+        found = sorted(Path(self.functions.__file__).parent.glob("lib/*"))
+        return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
 
     def reason(self) -> str:
         """What llama.cpp told first of the last failure, without the name of its function."""

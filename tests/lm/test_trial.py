@@ -1,0 +1,134 @@
+"""A passed trial is remembered for exactly what was tried; one that failed is not."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specwire.core.model import LLAMACPP, OPENVINO
+from specwire.lm import Feed, ModelError, load_model
+from specwire.lm.gguf_weights import cache_folder
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.runners import trial
+from specwire.lm.runners.trial import Trial
+from tests.lm.gguf_files import write
+from tests.lm.models import build, config
+
+TEXT = [3, 17, 44, 8, 29]
+RUNTIMES = [name for name, module in ((OPENVINO, "openvino"), (LLAMACPP, "llama_cpp")) if find_spec(module)]
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """Trials that were made; each is worth to be remembered."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(trial, "WORTH_BYTES", 0)
+    made, held = list[Trial](), Trial.held
+
+    def counted(self: Trial, *args: Any) -> float:
+        made.append(self)
+        return held(self, *args)
+
+    monkeypatch.setattr(Trial, "held", counted)
+    return made
+
+
+def load(path: str, runtime: str, **options: Any) -> CachedLM:
+    lm = load_model(path, runtime=runtime, **{"slots": 2, **options})
+    assert isinstance(lm, CachedLM)
+    return lm
+
+
+def remembered() -> list[Path]:
+    return sorted((cache_folder() / "trials").glob("*"))
+
+
+def test_the_second_start_tries_nothing_and_is_the_first_one_s_equal(
+    tmp_path: Path, tried: list[Trial], runtime: str
+) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    first, second = load(path, runtime), load(path, runtime)
+    assert (len(tried), len(remembered())) == (1, 1)
+    assert (second.runner.branches, second.runner.invariant) == (first.runner.branches, first.runner.invariant)
+    feed = Feed(1, 0, TEXT, len(TEXT))
+    assert torch.equal(first.forward([feed]).clone(), second.forward([feed]))
+
+
+def test_whatever_decides_a_trial_has_it_made_anew(
+    tmp_path: Path, tried: list[Trial], runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    load(path, runtime)
+    load(write(build(config("llama-biased-tied")), tmp_path / "b.gguf"), runtime)
+    load(path, runtime, slots=3)
+    load(path, runtime, context=40)
+    load(path, runtime, **({"kv_type": "f16"} if runtime == LLAMACPP else {"dtype": "bfloat16"}))
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    load(path, runtime)
+    monkeypatch.setattr(trial, "_surroundings", lambda: "another processor")
+    load(path, runtime)
+    assert len(tried) == len(remembered()) == 7
+
+
+def test_a_trial_that_failed_is_made_again(
+    tmp_path: Path, tried: list[Trial], runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    monkeypatch.setattr(Trial, "deviation", lambda *_: 3.0)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"other logits .*\(3\.0 times the tolerance\)"):
+            load(path, runtime)
+    assert (len(tried), remembered()) == (2, [])
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"{}", b'{"off": 0.5}'])
+def test_what_cannot_be_read_is_no_passed_trial(
+    tmp_path: Path, tried: list[Trial], runtime: str, content: bytes
+) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    load(path, runtime)
+    (kept,) = remembered()
+    whole = kept.read_bytes()
+    kept.write_bytes(content)
+    load(path, runtime)
+    assert len(tried) == 2
+    assert kept.read_bytes() == whole
+
+
+def test_those_unused_for_longest_go(
+    tmp_path: Path, tried: list[Trial], runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "MOST_REMEMBERED", 2)
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    load(path, runtime)
+    (first,) = remembered()
+    os.utime(first, (1000, 1000))
+    load(path, runtime, slots=3)
+    load(path, runtime)  # used again, so the other is the older one
+    os.utime(next(each for each in remembered() if each != first), (2000, 2000))
+    load(path, runtime, slots=4)
+    assert first in remembered()
+    assert (len(tried), len(remembered())) == (3, 2)
+
+
+def test_a_small_model_and_one_without_a_folder_are_tried_each_time(
+    tmp_path: Path, tried: list[Trial], runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", path)  # a file, in which nothing can be made
+    load(path, runtime)
+    load(path, runtime)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load(path, runtime)
+    assert (len(tried), remembered()) == (2, [])
