@@ -273,6 +273,8 @@ lint-rest: $(STAMP)
 	$(BIN)/buf breaking --against proto/baseline.binpb || { echo "lint: proto/ breaks peers of the released version (CONTRIBUTING.md, Change the wire)" >&2; exit 1; }
 	$(BIN)/python -m scripts.proto --check
 	$(BIN)/python -m scripts.figures --check
+	echo "lint: sizes of rooms"
+	$(BIN)/python -m scripts.sizes --check
 	echo "lint: generated references"
 	$(BIN)/python -m scripts.api --check
 	$(BIN)/python -m scripts.cli_reference --check
