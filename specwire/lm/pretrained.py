@@ -31,7 +31,7 @@ from specwire.core.model import (
     out_of_memory,
     served_context,
 )
-from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_file import GgufFile, read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.gguf_weights import config_of, full_config_of, give_back_freed, given_back, model_of_file
 from specwire.lm.heads.head import Head
@@ -328,12 +328,13 @@ def load_gguf(
 
     file = read_gguf(spec)
     positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
-    # The whole file's hash takes as long as reading it: beside what llama.cpp does with it.
-    hashing = ThreadPoolExecutor(1, thread_name_prefix="fingerprint")
-    fingerprint = hashing.submit(file.fingerprint)
-    hashing.shutdown(wait=False)
-    text, weights = text_of(file), GgufWeights(file, asked.gpu_layers)
-    if text.tokenizer_json and not file.text().tokenizer_json and not weights.agrees(text.tokenizer_json):
+    # Beside llama.cpp's reading: the whole file's hash takes as long, and so does making a tokenizer of its tables.
+    beside = ThreadPoolExecutor(2, thread_name_prefix="file")
+    fingerprint, converted = beside.submit(file.fingerprint), beside.submit(_converted, file)
+    beside.shutdown(wait=False)
+    weights = GgufWeights(file, asked.gpu_layers)
+    text, tokenized = converted.result()
+    if tokenized is not None and not weights.agrees(tokenized):
         logger.warning("%s: llama.cpp cuts texts otherwise than the tokenizer; it serves ids only", file.path.name)
         text = text._replace(tokenizer_json=b"")
     vocabulary = min(max(text.tokens) + 1, weights.width)
@@ -364,6 +365,15 @@ def load_gguf(
         runtime=LLAMACPP,
     )
     return CachedLM(runner, info, count, unassigned)
+
+
+def _converted(file: GgufFile) -> tuple[ModelText, list[list[int]] | None]:
+    """The file's text, and how a tokenizer that is made of its tables cuts what llama.cpp is asked to cut, too."""
+    from specwire.lm.runners.llamacpp.runner import tokenized_trial
+
+    text = text_of(file)
+    made = text.tokenizer_json and not file.text().tokenizer_json
+    return text, tokenized_trial(text.tokenizer_json) if made else None
 
 
 def _over_slots(

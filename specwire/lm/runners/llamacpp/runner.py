@@ -142,10 +142,9 @@ class GgufWeights:
         is_end = self.library.functions.llama_vocab_is_eog
         return tuple(id_ for id_ in range(self.width) if is_end(self._vocabulary, id_))
 
-    def agrees(self, tokenizer_json: bytes) -> bool:
-        """Whether a tokenizer makes the tokens that llama.cpp makes, of texts that tokenizers differ at."""
-        tokenizer = load_tokenizer(tokenizer_json)
-        return all(tokenizer.encode(text, add_special_tokens=False).ids == self.tokens(text) for text in TRIAL_TEXTS)
+    def agrees(self, tokenized: Sequence[Sequence[int]]) -> bool:
+        """Whether llama.cpp makes these tokens of TRIAL_TEXTS, at which tokenizers differ; see `tokenized_trial`."""
+        return [*tokenized] == [self.tokens(text) for text in TRIAL_TEXTS]
 
     def tokens(self, text: str) -> list[int]:
         """What llama.cpp makes of a text."""
@@ -153,6 +152,12 @@ class GgufWeights:
         room = (ctypes.c_int32 * (len(data) + 1))()
         count = self.library.functions.llama_tokenize(self._vocabulary, data, len(data), room, len(room), False, False)
         return list(room[:count])
+
+
+def tokenized_trial(tokenizer_json: bytes) -> list[list[int]]:
+    """TRIAL_TEXTS as a tokenizer cuts them."""
+    tokenizer = load_tokenizer(tokenizer_json)
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in TRIAL_TEXTS]
 
 
 class LlamaMemory:
