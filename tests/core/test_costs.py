@@ -10,7 +10,14 @@ import torch
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.lm import Feed, load_model
-from verify_service.engine.calibration import WIDTHS, calibrate, calibrate_batches, undisturbed
+from verify_service.engine.calibration import (
+    LONG_ROWS,
+    WIDTHS,
+    calibrate,
+    calibrate_batches,
+    step_costs,
+    undisturbed,
+)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # As measured.
@@ -45,9 +52,9 @@ def test_calibration_fits_a_small_context() -> None:
     assert tuple(calibrate(load_model("scripted:3", slots=1, context=4), budget_s=0.01).points) == (1, 2)
 
 
-@pytest.mark.parametrize(("long_us", "turns"), [(1e9, 2 * 3 * WIDTHS), (0.0, (1, 1, 1))])
-def test_long_forwards_are_measured_once(
-    monkeypatch: pytest.MonkeyPatch, long_us: float, turns: tuple[int, ...]
+@pytest.mark.parametrize(("long_us", "rows", "turns"), [(1e9, WIDTHS, 2 * 3 * WIDTHS), (0.0, LONG_ROWS, (1, 1, 1))])
+def test_long_forwards_are_few_and_measured_once(
+    monkeypatch: pytest.MonkeyPatch, long_us: float, rows: tuple[int, ...], turns: tuple[int, ...]
 ) -> None:
     """Whoever has lost another verifier waits for this one. Plain decoding is measured in every round all the same."""
     monkeypatch.setattr("verify_service.engine.calibration.LONG_US", long_us)
@@ -60,10 +67,10 @@ def test_long_forwards_are_measured_once(
         return forward(feeds)
 
     monkeypatch.setattr(lm, "forward", counted)
-    assert tuple(calibrate(lm, budget_s=0.0).points) == WIDTHS
+    assert tuple(calibrate(lm, budget_s=0.0).points) == rows
     prefix, widths = fed[0], fed[1:]
-    assert (prefix, *widths[: len(WIDTHS) + 1]) == (64, 1, *WIDTHS)  # the first time, which may compile
-    assert sorted(widths[len(WIDTHS) + 1 :]) == sorted(turns)
+    assert (prefix, *widths[: len(rows) + 1]) == (64, 1, *rows)  # the first time, which may compile
+    assert sorted(widths[len(rows) + 1 :]) == sorted(turns)
 
 
 def test_several_sessions_are_measured_and_leave_their_slots_empty() -> None:
@@ -72,6 +79,16 @@ def test_several_sessions_are_measured_and_leave_their_slots_empty() -> None:
     assert [lm.cached(slot) for slot in range(6)] == [0] * 6
     assert calibrate_batches(load_model("scripted:3", slots=1)) == {}
     assert list(calibrate_batches(load_model("scripted:3", slots=2, context=4), budget_s=0.0)) == [(2, 1)]
+
+
+def test_of_several_sessions_few_long_forwards_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify_service.engine.calibration.LONG_US", 0.0)
+    lm = load_model("scripted:3", slots=16)
+    assert list(calibrate_batches(lm, budget_s=0.0)) == [(4, 1), (4, 4), (16, 1)]
+    assert [lm.cached(slot) for slot in range(16)] == [0] * 16
+    costs = step_costs(lm)
+    assert costs.plain(16) < costs.of(16)(64)
+    assert [lm.cached(slot) for slot in range(16)] == [0] * 16
 
 
 def batch_costs() -> StepCosts:

@@ -32,6 +32,8 @@ LEAST_FORWARD_US = 1.0
 # Microseconds from which a forward is long: a hiccup or a change of shape is small beside it, and sessions of a lost
 # verifier wait for all of them.
 LONG_US = 30_000.0
+# Rows of the forwards that are measured where they are long; what others take lies between.
+LONG_ROWS = (1, 2, 4, 8, 16, 32)
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -42,6 +44,10 @@ class BatchShape(NamedTuple):
     sessions: int
     depth: int
 
+    @property
+    def rows(self) -> int:
+        return self.sessions * self.depth
+
 
 def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> StepCosts:
     """Measure what steps cost, of a model with a head those that are no business of the head's.
@@ -51,15 +57,25 @@ def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> S
     """
     if isinstance(lm, DraftingModel):
         lm.heed(())
-    return StepCosts(calibrate(lm, go_on=go_on), calibrate_batches(lm, go_on=go_on))
+    _fill(lm, 1)  # for both
+    alone = ForwardTimes(_alone(lm, BUDGET_S, go_on))
+    together = calibrate_batches(lm, go_on=go_on)
+    lm.discard(0)
+    return StepCosts(alone, together)
 
 
 def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[], None] = lambda: None) -> ForwardTimes:
     """Times of forwards of one session behind a short text; leaves slot 0 empty."""
+    _fill(lm, 1)
+    times = _alone(lm, budget_s, go_on)
+    lm.discard(0)
+    return ForwardTimes(times)
+
+
+def _alone(lm: LanguageModel, budget_s: float, go_on: Callable[[], None]) -> dict[int, float]:
     prefix = _prefix(lm)
     shapes = {width: BatchShape(1, width) for width in WIDTHS if prefix + width <= lm.info.context}
-    _fill(lm, 1)
-    return ForwardTimes(undisturbed(_times(lm, shapes, (LEAST_ROUNDS, MOST_ROUNDS), budget_s, go_on)))
+    return undisturbed(_times(lm, shapes, (LEAST_ROUNDS, MOST_ROUNDS), budget_s, go_on))
 
 
 def calibrate_batches(
@@ -74,11 +90,13 @@ def calibrate_batches(
         return {}
     _fill(lm, max(numbers))
     times = _times(lm, shapes, (LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS), budget_s, go_on)
+    for slot in range(max(numbers)):
+        lm.discard(slot)
     for sessions in numbers:
-        rows = undisturbed({depth: times[sessions, depth] for depth in depths})
+        rows = undisturbed({depth: times[sessions, depth] for depth in depths if (sessions, depth) in times})
         times |= {(sessions, depth): took for depth, took in rows.items()}
     for depth in depths:
-        alike = undisturbed({sessions: times[sessions, depth] for sessions in numbers})
+        alike = undisturbed({sessions: times[sessions, depth] for sessions in numbers if (sessions, depth) in times})
         times |= {(sessions, depth): took for sessions, took in alike.items()}
     return times
 
@@ -178,9 +196,10 @@ def _prefix(lm: LanguageModel) -> int:
 
 
 def _fill(lm: LanguageModel, sessions: int) -> None:
-    """Let the first slots hold a prefix."""
+    """Let the first slots hold a prefix; the first one may."""
     tokens = _tokens(lm, 0, _prefix(lm))
-    lm.forward([Feed(0, 0, tokens, 1)])
+    if lm.cached(0) < len(tokens):
+        lm.forward([Feed(0, 0, tokens, 1)])
     for slot in range(1, sessions):
         lm.copy(0, slot, len(tokens))
         held = lm.cached(slot)
@@ -195,31 +214,31 @@ def _times(
     budget_s: float,
     go_on: Callable[[], None],
 ) -> dict[Name, float]:
-    """Microseconds of each shape, within the given rounds; empties the slots.
+    """Microseconds of each shape, within the given rounds, behind the prefix.
 
     All shapes take turns, so that a hiccup of the machine meets them alike. The fastest quarter of each counts: other
     work of the machine can only add time, and others of the stack start meanwhile. A turn is two forwards, of which the
     second counts: after a change of shape some runtimes take longer, and V(1) must be the time of plain decoding, step
-    after step. Where forwards are long a turn is one forward, and each shape has one, the first that it has, but for
-    plain decoding: steps refine the rest.
+    after step. Where forwards are long shapes of LONG_ROWS alone are measured, and a turn is one forward; each shape
+    has one, the first that it has, but for plain decoding: steps refine the rest.
     """
     plain = next(iter(shapes))
-    times: dict[Name, list[float]] = {name: [] for name in shapes}
+    times: dict[Name, list[float]] = {plain: []}
     for name, shape in shapes.items():
+        long = name != plain and times[plain][0] > LONG_US
+        if long and shape.rows not in LONG_ROWS:
+            continue
         go_on()
         first = _forward(lm, shape)
-        if name == plain:  # the first of all may compile, or be optimised
-            times[plain].append(_forward(lm, shape))
-        elif times[plain][0] > LONG_US:
-            times[name].append(first)
+        # The first of all may compile, or be optimised.
+        times[name] = [_forward(lm, shape)] if name == plain else [first] if long else []
+    long = times[plain][0] > LONG_US
     began, done = time.perf_counter(), 0
-    while done < rounds[0] or (done < rounds[1] and time.perf_counter() - began < budget_s):
-        for name in (plain,) if min(times[plain]) > LONG_US else shapes:
+    while done < rounds[0] or (not long and done < rounds[1] and time.perf_counter() - began < budget_s):
+        for name in (plain,) if long else shapes:
             go_on()
             times[name].append(_turn(lm, shapes[name]))
         done += 1
-    for slot in range(max(shape.sessions for shape in shapes.values())):
-        lm.discard(slot)
     return {name: typical(sorted(values)[: (len(values) + 3) // 4]) for name, values in times.items()}
 
 
