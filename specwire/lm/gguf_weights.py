@@ -335,8 +335,11 @@ _mapped: WeakKeyDictionary[nn.Module, mmap.mmap] = WeakKeyDictionary()
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/specwire."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specwire"
+    """$XDG_CACHE_HOME/specwire. OSError for somebody without a home, as a container's user may be."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specwire"
+    except RuntimeError as error:
+        raise FileNotFoundError(f"no folder for what is kept: {error}") from error
 
 
 def fill(model: nn.Module, name: str, read_into: Callable[[str, torch.Tensor], None]) -> None:
@@ -347,13 +350,13 @@ def fill(model: nn.Module, name: str, read_into: Callable[[str, torch.Tensor], N
     parameters = dict(model.named_parameters())
     places, size = _places(parameters)
     if size >= LEAST_BYTES:
-        path = cache_folder() / f"{LAYOUT}-{name}{SUFFIX}"
         try:
+            path = cache_folder() / f"{LAYOUT}-{name}{SUFFIX}"
             if not path.is_file() or path.stat().st_size != size:
                 _write(path, size, {each: (place, parameters[each]) for each, place in places.items()}, read_into)
             memory = _map(path, size, mmap.MAP_PRIVATE)
         except OSError as reason:
-            logger.info("weights are kept in memory, not in %s: %s", path, reason)
+            logger.info("weights are kept in memory, not in a file: %s", reason)
         else:
             whole = torch.frombuffer(memory, dtype=torch.uint8)
             for each, place in places.items():

@@ -49,6 +49,10 @@ def load(path: str, runtime: str, **options: Any) -> CachedLM:
     return lm
 
 
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
 def remembered() -> list[Path]:
     return sorted((cache_folder() / "trials").glob("*"))
 
@@ -127,8 +131,11 @@ def test_a_small_model_and_one_without_a_folder_are_tried_each_time(
     path = write(build(config("llama")), tmp_path / "a.gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", path)  # a file, in which nothing can be made
     load(path, runtime)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME")
     load(path, runtime)
-    monkeypatch.undo()
+    assert len(tried) == 2
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(trial, "WORTH_BYTES", 64 << 20)
     load(path, runtime)
-    assert (len(tried), remembered()) == (2, [])
+    assert (len(tried), remembered()) == (3, [])

@@ -157,7 +157,7 @@ def made_up(count: int, vocabulary: int) -> list[int]:
 # Bytes of weights from which on that is worth a file.
 WORTH_BYTES = 64 << 20
 ROOM = Path(__file__).resolve().parents[1]
-MOST_REMEMBERED = 256
+FOLDER, MOST_REMEMBERED = "trials", 256
 LIBRARIES = ("torch", "openvino", "llama-cpp-python", "transformers")
 # Beginnings of variables that decide how those compute.
 DECIDING = ("ATEN_", "DNNL_", "GGML_", "KMP_", "LLAMA_", "MKL_", "OMP_", "ONEDNN_", "OV_", "TBB_", "TORCH_")
@@ -179,8 +179,9 @@ def held_once(trial: Callable[[], Trial], runner: Runner, slots: int, size: int,
     """
     if size < WORTH_BYTES:
         return trial().held(runner, slots)
-    path = cache_folder() / "trials" / _key(type(runner).__name__, slots, torch.get_num_threads(), *tried)
+    name = _key(type(runner).__name__, slots, torch.get_num_threads(), *tried)
     with suppress(OSError, ValueError, TypeError):
+        path = cache_folder() / FOLDER / name
         passed = Passed(**json.loads(path.read_bytes()))
         runner.branches, runner.invariant = passed.branches, passed.invariant
         os.utime(path)
@@ -188,13 +189,14 @@ def held_once(trial: Callable[[], Trial], runner: Runner, slots: int, size: int,
     off = trial().held(runner, slots)
     if off <= 1:
         try:
-            _remember(path, Passed(off, runner.branches, runner.invariant))
+            _remember(name, Passed(off, runner.branches, runner.invariant))
         except OSError as reason:
             logger.info("the trial will be made again: %s", reason)
     return off
 
 
-def _remember(path: Path, passed: Passed) -> None:
+def _remember(name: str, passed: Passed) -> None:
+    path = cache_folder() / FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(passed._asdict()))
