@@ -31,7 +31,7 @@ from specwire.core.model import (
     out_of_memory,
     served_context,
 )
-from specwire.lm.gguf_file import GgufFile, read_gguf
+from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.gguf_weights import config_of, full_config_of, give_back_freed, given_back, model_of_file
 from specwire.lm.heads.head import Head
@@ -324,17 +324,18 @@ def load_gguf(
 
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
-    from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner, gguf_trial
+    from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner, cuts_of, gguf_trial
 
     file = read_gguf(spec)
     positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
+    told = file.text()
     # Beside llama.cpp's reading: the whole file's hash takes as long, and so does making a tokenizer of its tables.
-    beside = ThreadPoolExecutor(2, thread_name_prefix="file")
-    fingerprint, converted = beside.submit(file.fingerprint), beside.submit(_converted, file)
-    beside.shutdown(wait=False)
-    weights = GgufWeights(file, asked.gpu_layers)
-    text, tokenized = converted.result()
-    if tokenized is not None and not weights.agrees(tokenized):
+    threads = ThreadPoolExecutor(2, thread_name_prefix="file")
+    fingerprint, converted = threads.submit(file.fingerprint), threads.submit(text_of, file)
+    cuts = None if told.tokenizer_json else threads.submit(lambda: cuts_of(converted.result().tokenizer_json))
+    threads.shutdown(wait=False)
+    weights, text = GgufWeights(file, asked.gpu_layers), converted.result()
+    if cuts is not None and text.tokenizer_json and not weights.agrees(cuts.result()):
         logger.warning("%s: llama.cpp cuts texts otherwise than the tokenizer; it serves ids only", file.path.name)
         text = text._replace(tokenizer_json=b"")
     vocabulary = min(max(text.tokens) + 1, weights.width)
@@ -343,8 +344,10 @@ def load_gguf(
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
     runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
-    tried = (fingerprint.result(), sizes, kept, asked.gpu_layers, weights.library.build())
-    size = file.path.stat().st_size
+    # Which GPU it is, and by which driver, nothing tells here: what it computes is tried each time.
+    build = weights.library.build()
+    size = file.path.stat().st_size if build and not asked.gpu_layers else 0
+    tried = (fingerprint.result(), sizes, kept, build)
     try:
         off = held_once(lambda: gguf_trial(weights, file, sizes, kept), runner, count, size, *tried)
     except (MemoryError, RuntimeError) as error:
@@ -365,15 +368,6 @@ def load_gguf(
         runtime=LLAMACPP,
     )
     return CachedLM(runner, info, count, unassigned)
-
-
-def _converted(file: GgufFile) -> tuple[ModelText, list[list[int]] | None]:
-    """The file's text, and how a tokenizer that is made of its tables cuts what llama.cpp is asked to cut, too."""
-    from specwire.lm.runners.llamacpp.runner import tokenized_trial
-
-    text = text_of(file)
-    made = text.tokenizer_json and not file.text().tokenizer_json
-    return text, tokenized_trial(text.tokenizer_json) if made else None
 
 
 def _over_slots(

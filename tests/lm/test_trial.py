@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from demo_pair import HEAD, TARGET
 from specwire.core.model import LLAMACPP, OPENVINO
 from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.gguf_weights import cache_folder
-from specwire.lm.kv_cache import CachedLM
+from specwire.lm.kv_cache import CachedLM, Runner
 from specwire.lm.runners import trial
 from specwire.lm.runners.trial import Trial
 from tests.lm.gguf_files import write
@@ -64,8 +65,42 @@ def test_the_second_start_tries_nothing_and_is_the_first_one_s_equal(
     first, second = load(path, runtime), load(path, runtime)
     assert (len(tried), len(remembered())) == (1, 1)
     assert (second.runner.branches, second.runner.invariant) == (first.runner.branches, first.runner.invariant)
-    feed = Feed(1, 0, TEXT, len(TEXT))
+    feed = Feed(1, 0, TEXT, len(TEXT))  # nothing of a trial is in the slots, whether it was made or not
     assert torch.equal(first.forward([feed]).clone(), second.forward([feed]))
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_what_a_trial_found_of_rows_is_remembered(
+    tmp_path: Path, tried: list[Trial], runtime: str, invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trial, "is_invariant", lambda *_: invariant)
+        patch.setattr(Runner, "alike", True)
+        load(path, runtime)
+    assert load(path, runtime).runner.invariant is invariant
+    assert len(tried) == 1
+
+
+def test_a_runner_that_took_no_trees_is_tried_again(
+    tmp_path: Path, tried: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why it took none may have been a matter of the moment."""
+    pytest.importorskip("llama_cpp")
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trial, "tree_deviation", lambda *_: 1 / 0)
+        assert not load(path, LLAMACPP).runner.branches
+    assert load(path, LLAMACPP).runner.branches
+    assert (len(tried), len(remembered())) == (2, 1)
+
+
+def test_a_head_beside_the_target_has_it_tried_each_time(tried: list[Trial]) -> None:
+    """What its first matrix makes of states is in no fingerprint of the model."""
+    pytest.importorskip("openvino")
+    for _ in range(2):
+        load_model(str(TARGET), slots=1, context=64, runtime=OPENVINO, heads=str(HEAD))
+    assert (len(tried), remembered()) == (2, [])
 
 
 def test_whatever_decides_a_trial_has_it_made_anew(
@@ -77,11 +112,38 @@ def test_whatever_decides_a_trial_has_it_made_anew(
     load(path, runtime, slots=3)
     load(path, runtime, context=40)
     load(path, runtime, **({"kv_type": "f16"} if runtime == LLAMACPP else {"dtype": "bfloat16"}))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    load(path, runtime)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     load(path, runtime)
     monkeypatch.setattr(trial, "_surroundings", lambda: "another processor")
     load(path, runtime)
-    assert len(tried) == len(remembered()) == 7
+    assert len(tried) == len(remembered()) == 8
+
+
+def test_code_libraries_and_processor_decide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = trial._surroundings.__wrapped__
+    before = told()
+    assert told() == before
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "version", lambda name: f"{name} 99")
+        assert told() != before
+    (tmp_path / "code.py").write_text("")
+    (tmp_path / ".#code.py").symlink_to(tmp_path / "gone")  # an editor's lock
+    monkeypatch.setattr(trial, "CODE", tmp_path)
+    assert told() not in ("", before)
+    monkeypatch.setattr(trial, "CODE", tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match="has no code to tell by"):
+        told()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_can_only_be_read_is_enough(tmp_path: Path, tried: list[Trial], runtime: str) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    load(path, runtime)
+    remembered()[0].parent.chmod(0o555)
+    load(path, runtime)
+    assert len(tried) == 1
 
 
 def test_a_trial_that_failed_is_made_again(
@@ -95,7 +157,13 @@ def test_a_trial_that_failed_is_made_again(
     assert (len(tried), remembered()) == (2, [])
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"{}", b'{"off": 0.5}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[1]", b"{}", b'{"off": 0.5}'),
+        *(b'{"off": %s, "invariant": true}' % off for off in (b"null", b"NaN", b"5")),
+    ],
+)
 def test_what_cannot_be_read_is_no_passed_trial(
     tmp_path: Path, tried: list[Trial], runtime: str, content: bytes
 ) -> None:

@@ -32,8 +32,11 @@ LEAST_FORWARD_US = 1.0
 # Microseconds from which a forward is long: a hiccup or a change of shape is small beside it, and sessions of a lost
 # verifier wait for all of them.
 LONG_US = 30_000.0
-# Rows of the forwards that are measured where they are long; what others take lies between.
-LONG_ROWS = (1, 2, 4, 8, 16, 32)
+# Forwards that must be long for that to be believed.
+SURELY_LONG = 3
+# Positions of one session that are measured where forwards are long; what others take lies between. Of several sessions
+# windows of at most so many rows are.
+LONG_WIDTHS = (1, 2, 4, 8, 16, 32)
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -45,8 +48,9 @@ class BatchShape(NamedTuple):
     depth: int
 
     @property
-    def rows(self) -> int:
-        return self.sessions * self.depth
+    def worth_long(self) -> bool:
+        """Whether it is measured where forwards are long: plain steps are, and some of the others."""
+        return self.depth == 1 or self.sessions * self.depth in LONG_WIDTHS
 
 
 def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> StepCosts:
@@ -57,9 +61,9 @@ def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> S
     """
     if isinstance(lm, DraftingModel):
         lm.heed(())
-    _fill(lm, 1)  # for both
+    _fill(lm, 1)
     alone = ForwardTimes(_alone(lm, BUDGET_S, go_on))
-    together = calibrate_batches(lm, go_on=go_on)
+    together = calibrate_batches(lm, go_on=go_on, filled=True)
     lm.discard(0)
     return StepCosts(alone, together)
 
@@ -79,16 +83,19 @@ def _alone(lm: LanguageModel, budget_s: float, go_on: Callable[[], None]) -> dic
 
 
 def calibrate_batches(
-    lm: LanguageModel, budget_s: float = BATCH_BUDGET_S, go_on: Callable[[], None] = lambda: None
+    lm: LanguageModel, budget_s: float = BATCH_BUDGET_S, go_on: Callable[[], None] = lambda: None, filled: bool = False
 ) -> dict[tuple[int, int], float]:
-    """Times of forwards of several sessions, by (sessions, positions of each); none for a model of one slot."""
+    """Times of forwards of several sessions, by (sessions, positions of each); none for a model of one slot.
+
+    filled: slot 0 holds the short text already. It and the others are left empty.
+    """
     prefix = _prefix(lm)
     numbers = sorted({min(sessions, lm.slots) for sessions in SESSIONS} - {1})
     depths = [depth for depth in DEPTHS if prefix + depth <= lm.info.context]
     shapes = {(sessions, depth): BatchShape(sessions, depth) for sessions in numbers for depth in depths}
     if not shapes:
         return {}
-    _fill(lm, max(numbers))
+    _fill(lm, max(numbers), filled)
     times = _times(lm, shapes, (LEAST_BATCH_ROUNDS, MOST_BATCH_ROUNDS), budget_s, go_on)
     for slot in range(max(numbers)):
         lm.discard(slot)
@@ -195,10 +202,10 @@ def _prefix(lm: LanguageModel) -> int:
     return min(PREFIX, lm.info.context // 2)
 
 
-def _fill(lm: LanguageModel, sessions: int) -> None:
-    """Let the first slots hold a prefix; the first one may."""
+def _fill(lm: LanguageModel, sessions: int, filled: bool = False) -> None:
+    """Let the first slots hold a prefix. filled: slot 0 does. A head needs it fed anew, though, to see its features."""
     tokens = _tokens(lm, 0, _prefix(lm))
-    if lm.cached(0) < len(tokens):
+    if not filled:
         lm.forward([Feed(0, 0, tokens, 1)])
     for slot in range(1, sessions):
         lm.copy(0, slot, len(tokens))
@@ -219,20 +226,23 @@ def _times(
     All shapes take turns, so that a hiccup of the machine meets them alike. The fastest quarter of each counts: other
     work of the machine can only add time, and others of the stack start meanwhile. A turn is two forwards, of which the
     second counts: after a change of shape some runtimes take longer, and V(1) must be the time of plain decoding, step
-    after step. Where forwards are long shapes of LONG_ROWS alone are measured, and a turn is one forward; each shape
-    has one, the first that it has, but for plain decoding: steps refine the rest.
+    after step. Where forwards are long few shapes are measured, each by the first forward that it has, but for plain
+    decoding: steps refine the rest.
     """
     plain = next(iter(shapes))
     times: dict[Name, list[float]] = {plain: []}
+    long = False
     for name, shape in shapes.items():
-        long = name != plain and times[plain][0] > LONG_US
-        if long and shape.rows not in LONG_ROWS:
+        if long and not shape.worth_long:
             continue
         go_on()
         first = _forward(lm, shape)
-        # The first of all may compile, or be optimised.
-        times[name] = [_forward(lm, shape)] if name == plain else [first] if long else []
-    long = times[plain][0] > LONG_US
+        if name == plain:  # the first of all may compile, or be optimised; a single slow one behind it may be a hiccup
+            while len(times[plain]) < SURELY_LONG and not (times[plain] and min(times[plain]) <= LONG_US):
+                times[plain].append(_forward(lm, shape))
+            long = min(times[plain]) > LONG_US
+        else:
+            times[name] = [first] if long else []
     began, done = time.perf_counter(), 0
     while done < rounds[0] or (not long and done < rounds[1] and time.perf_counter() - began < budget_s):
         for name in (plain,) if long else shapes:

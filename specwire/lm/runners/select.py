@@ -188,10 +188,12 @@ def _openvino_runner(model: CausalModel, sizes: Sizes, how: How, weights: str) -
             round_layers(model, how.quantization == INT8_DYNAMIC)
         runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads(), how.quantization, how.taps, how.fuse)
         # What a head's first matrix makes of states is in no fingerprint of the model.
-        known = weights and how.fuse is None
-        size = sum(each.nbytes for each in model.parameters()) if known else 0
-        tried = (weights, sizes, str(dtype), how.quantization)
-        off = held_once(lambda: trial_of(model, sizes), runner, sizes.slots, size, *tried)
+        if weights and how.fuse is None:
+            size = sum(each.nbytes for each in model.parameters())
+            tried = (weights, sizes, str(dtype), how.quantization, how.taps)
+            off = held_once(lambda: trial_of(model, sizes), runner, sizes.slots, size, *tried)
+        else:
+            off = trial_of(model, sizes).held(runner, sizes.slots)
     except Unsuited as reason:
         raise ModelError(f"runtime: openvino cannot run this {name}: {reason}") from reason
     except Exception as failure:  # any error of tracing, paging or compiling an unknown kind of model

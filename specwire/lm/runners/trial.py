@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 import torch
@@ -156,18 +157,17 @@ def made_up(count: int, vocabulary: int) -> list[int]:
 
 # Bytes of weights from which on that is worth a file.
 WORTH_BYTES = 64 << 20
-ROOM = Path(__file__).resolve().parents[1]
 FOLDER, MOST_REMEMBERED = "trials", 256
+CODE = Path(__file__).resolve().parents[2]
 LIBRARIES = ("torch", "openvino", "llama-cpp-python", "transformers")
-# Beginnings of variables that decide how those compute.
-DECIDING = ("ATEN_", "DNNL_", "GGML_", "KMP_", "LLAMA_", "MKL_", "OMP_", "ONEDNN_", "OV_", "TBB_", "TORCH_")
+# Beginnings of environment variables that decide how those compute.
+VARIABLES = ("ATEN_", "DNNL_", "GGML_", "KMP_", "LLAMA_", "MKL_", "OMP_", "ONEDNN_", "OV_", "TBB_", "TORCH_")
 
 
-class Passed(NamedTuple):
-    """What a trial found: see `Trial.held`. branches, invariant: as the runner has them since."""
+class PassedTrial(NamedTuple):
+    """What a trial found: see `Trial.held`. invariant: as the runner has it since."""
 
     off: float
-    branches: bool
     invariant: bool
 
 
@@ -179,43 +179,64 @@ def held_once(trial: Callable[[], Trial], runner: Runner, slots: int, size: int,
     """
     if size < WORTH_BYTES:
         return trial().held(runner, slots)
-    name = _key(type(runner).__name__, slots, torch.get_num_threads(), *tried)
-    with suppress(OSError, ValueError, TypeError):
-        path = cache_folder() / FOLDER / name
-        passed = Passed(**json.loads(path.read_bytes()))
-        runner.branches, runner.invariant = passed.branches, passed.invariant
-        os.utime(path)
+    path: Path | None = None
+    try:
+        path = cache_folder() / FOLDER / _key(type(runner).__name__, slots, torch.get_num_threads(), *tried)
+        passed = _read(path)
+    except OSError as reason:
+        logger.info("no trial is remembered: %s", reason)
+        passed = None
+    if passed is not None:
+        logger.info("%s passed its trial before (%s)", type(runner).__name__, path)
+        runner.invariant = passed.invariant
         return passed.off
+    branches = runner.branches
     off = trial().held(runner, slots)
-    if off <= 1:
+    # Why it takes no trees after all may not be so the next time.
+    if path is not None and off <= 1 and runner.branches == branches:
         try:
-            _remember(name, Passed(off, runner.branches, runner.invariant))
+            _remember(path, PassedTrial(off, runner.invariant))
         except OSError as reason:
             logger.info("the trial will be made again: %s", reason)
     return off
 
 
-def _remember(name: str, passed: Passed) -> None:
-    path = cache_folder() / FOLDER / name
+def _read(path: Path) -> PassedTrial | None:
+    """None where nothing is remembered, or nothing that was passed. It is then used last. Raises OSError."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+        passed = PassedTrial(float(found["off"]), found["invariant"] is True)
+    except (ValueError, TypeError, KeyError):
+        return None
+    with suppress(OSError):  # of a folder that can only be read
+        os.utime(path)
+    return passed if 0 <= passed.off <= 1 else None
+
+
+def _remember(path: Path, passed: PassedTrial) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(passed._asdict()))
-    beside.replace(path)
-    oldest = sorted(path.parent.iterdir(), key=lambda each: each.stat().st_mtime)
-    for each in oldest[:-MOST_REMEMBERED]:
-        each.unlink(missing_ok=True)
+    with NamedTemporaryFile("w", dir=path.parent, prefix="new-", delete=False) as file:
+        file.write(json.dumps(passed._asdict()))
+    Path(file.name).replace(path)
+    with suppress(OSError):  # another process may forget the same ones
+        for each in sorted(path.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-MOST_REMEMBERED]:
+            each.unlink(missing_ok=True)
 
 
 def _key(*tried: object) -> str:
-    variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(DECIDING))
+    variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(VARIABLES))
     return hashlib.sha256(repr((tried, variables, _surroundings())).encode()).hexdigest()[:40]
 
 
 @cache
 def _surroundings() -> str:
-    """Of this project's code, the libraries and the processor."""
-    code = hashlib.sha256()
-    for path in sorted(ROOM.rglob("*.py")):
+    """Of this project's code, the libraries and the processor. Raises OSError where its code cannot be read."""
+    code, paths = hashlib.sha256(), sorted(path for path in CODE.rglob("*.py") if path.is_file())
+    if not paths:
+        raise FileNotFoundError(f"{CODE} has no code to tell by")
+    for path in paths:
         code.update(path.read_bytes())
     versions = []
     for name in LIBRARIES:

@@ -81,9 +81,14 @@ class Library:
             logger.debug("llama.cpp: %s", said)
 
     def build(self) -> list[tuple[str, int, int]]:
-        """Which build it is: names, sizes and times of its shared libraries."""
-        found = sorted(Path(self.functions.__file__).parent.glob("lib/*"))
-        return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+        """Which build it is: names, sizes and times of its shared libraries; empty where that cannot be told."""
+        try:
+            folder = Path(self.functions.llama_cpp._lib._name).resolve(strict=True).parent
+            found = [(path.name, path.stat()) for path in sorted(folder.glob("*.so*"))]
+        except (AttributeError, OSError) as reason:
+            logger.info("llama.cpp's build cannot be told: %s", reason)
+            return []
+        return [(name, known.st_size, known.st_mtime_ns) for name, known in found]
 
     def reason(self) -> str:
         """What llama.cpp told first of the last failure, without the name of its function."""
@@ -142,9 +147,9 @@ class GgufWeights:
         is_end = self.library.functions.llama_vocab_is_eog
         return tuple(id_ for id_ in range(self.width) if is_end(self._vocabulary, id_))
 
-    def agrees(self, tokenized: Sequence[Sequence[int]]) -> bool:
-        """Whether llama.cpp makes these tokens of TRIAL_TEXTS, at which tokenizers differ; see `tokenized_trial`."""
-        return [*tokenized] == [self.tokens(text) for text in TRIAL_TEXTS]
+    def agrees(self, cuts: Sequence[Sequence[int]]) -> bool:
+        """Whether llama.cpp cuts TRIAL_TEXTS, at which tokenizers differ, into these tokens; see `cuts_of`."""
+        return [*cuts] == [self.tokens(text) for text in TRIAL_TEXTS]
 
     def tokens(self, text: str) -> list[int]:
         """What llama.cpp makes of a text."""
@@ -154,7 +159,7 @@ class GgufWeights:
         return list(room[:count])
 
 
-def tokenized_trial(tokenizer_json: bytes) -> list[list[int]]:
+def cuts_of(tokenizer_json: bytes) -> list[list[int]]:
     """TRIAL_TEXTS as a tokenizer cuts them."""
     tokenizer = load_tokenizer(tokenizer_json)
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in TRIAL_TEXTS]
