@@ -12,16 +12,14 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from specwire.client import Completion, SpecwireError
 from specwire.client.requests import RequestOptions
 from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.messages import FinishReason
-from tests.orchestrator.stack import Stack, drafted, stack
+from tests.orchestrator.stack import Stack, stack
 from tests.orchestrator.tiny import tiny
-from tests.text.schemas import constraints, fits
+from tests.text.schemas import fits
 from tests.text.test_constrained import children_of
 from tests.wait import asked, until
 
@@ -237,33 +235,3 @@ async def test_a_model_that_has_no_tokenizer_cannot_be_constrained() -> None:
         with pytest.raises(SpecwireError, match="regex: this model's tokenizer cannot be constrained") as caught:
             await running.client.complete((5, 6, 7), regex="a", max_tokens=5)
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-
-
-@settings(max_examples=1, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.lists(constraints, min_size=10, max_size=10, unique=True))
-async def test_random_constraints(target: str, several: list[Constraint]) -> None:
-    """At temperature 0 and 1: each text that ends fits, and drafting changes none."""
-    wishes = [
-        RequestOptions(**{each.kind: wished(each)}, temperature=temperature, seed=5, max_tokens=LENGTH)  # type: ignore[misc]
-        for each in several
-        for temperature in (0.0, 1.0)
-    ]
-    async with served(target, target, plan="stream:4,8", patient=True) as running:
-
-        async def completed(several: list[RequestOptions]) -> list[Completion]:
-            return list(await asyncio.gather(*(running.client.complete(PROMPT, **wish) for wish in several)))
-
-        helped = await drafted(lambda: completed(wishes))
-        plain = await completed([{**wish, "drafting": False} for wish in wishes])
-    assert [(each.tokens, each.finish_reason) for each in plain] == [
-        (each.tokens, each.finish_reason) for each in helped
-    ]
-    ended = 0
-    for done, wish in zip(helped, wishes, strict=True):
-        ended += done.finish_reason is FinishReason.EOS
-        assert done.finish_reason is not FinishReason.EOS or fits(constraint_of(wish), done.text)
-    assert ended > len(wishes) // 2
-
-
-def wished(constraint: Constraint) -> object:
-    return list(constraint.texts) if constraint.kind is ConstraintKind.CHOICES else constraint.text

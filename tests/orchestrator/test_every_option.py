@@ -183,7 +183,7 @@ async def test_each_option_alone(base: RequestOptions) -> None:
 
 
 def test_no_option_is_left_out() -> None:
-    """`drafting` is asked for in four ways throughout, `n` below."""
+    """`drafting` is asked for in four ways throughout, `n` in tests/orchestrator/test_options.py."""
     messages = (common_pb2.Sampling, common_pb2.Stopping, generation_pb2.GenerateRequest)
     fields = {name for message in messages for name in message.DESCRIPTOR.fields_by_name} - NO_OPTIONS
     # tests/orchestrator/test_constrained.py, tests/orchestrator/http/test_tools.py
@@ -202,19 +202,3 @@ async def test_random_combinations(several: list[dict[str, Any]]) -> None:
         wishes[str(number)] = RequestOptions(max_tokens=LENGTH)
         wishes[str(number)].update(wish)  # type: ignore[typeddict-item]  # keys of Options only
     await compared(wishes)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_several_completions_are_the_same_whoever_drafts(temperature: float) -> None:
-    """`n`: that of each choice is what it is alone."""
-    wish = RequestOptions(max_tokens=LENGTH, temperature=temperature, seed=11, logprobs=1, presence_penalty=0.5)
-    async with serving() as (plain, good, bad):
-        undrafted: RequestOptions = {**wish, "drafting": False}
-        off, helped, misled = await asyncio.gather(
-            plain.complete_many(PROMPT, 3, **undrafted),
-            *(each.complete_many(PROMPT, 3, **wish) for each in (good, bad)),
-        )
-    for choice, each in enumerate(zip(off, helped, misled, strict=True)):
-        assert len({told(done) for done in each}) == 1
-        check({**wish, "choice": choice}, each[0])
-    assert len({done.tokens for done in off}) == (3 if temperature else 1)

@@ -71,19 +71,6 @@ async def test_the_text_is_the_targets_own(way: str, temperature: float) -> None
             assert accepted(done) > 0
 
 
-async def test_every_seed_gives_the_plain_text(way: str) -> None:
-    """Of a seed the text is the same function as without drafters: so over seeds the law is the target's."""
-    prompt, total = PROMPTS[0], 0
-    async with stack(TARGET, way, plan=TURNS) as running:
-        await drafted(asking(running.client, prompt))
-        for seed in range(12):
-            sampling = Sampling(temperature=1.0, seed=seed)
-            done = await running.client.complete(prompt, max_tokens=6, ignore_eos=True, temperature=1.0, seed=seed)
-            assert list(done.tokens) == expected(prompt, sampling, 6)
-            total += accepted(done)
-    assert total > 0
-
-
 async def test_a_drafter_may_dial_in(folders: dict[str, str]) -> None:
     async with stack(TARGET, plan=TURNS, accept_drafters=True) as running:
         address = running.orchestrator.address

@@ -65,6 +65,11 @@ class Front:
         return self.serving.http
 
     @property
+    def model(self) -> str:
+        """Its name."""
+        return str(self.client.get("/v1/models").json()["data"][0]["id"])
+
+    @property
     def fingerprint(self) -> str:
         """Of the target that is served, as answers name it."""
         return f"fp_{self.serving.orchestrator.pool.target_named('').identity.digest[:12]}"

@@ -34,27 +34,16 @@ def test_greedy_text_is_grpcs(door: Front, prompt: object) -> None:
     assert answer["usage"]["completion_tokens"] == 30
 
 
-def test_drawn_text_is_grpcs(door: Front) -> None:
-    """The same seed, both ways in, streamed and not; temperature is 1 unless told otherwise, as OpenAI's."""
-    wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 25, "top_p": 0.9, "top_k": 20, "ignore_eos": True}
-    answer = door.done(COMPLETIONS, **wish)["choices"][0]
-    seed = answer["specwire"]["seed"]
-    assert seed < 1 << 53
-    streamed = text_of(door.events(COMPLETIONS, **wish, seed=seed))
-    with Client(door.parts.orchestrator.address) as client:
-        known = client.complete(
-            PROMPT, max_tokens=25, temperature=1.0, top_p=0.9, top_k=20, seed=seed, ignore_eos=True, timeout=LIMIT_S
-        )
-    assert answer["specwire"]["rule"] == "coupled"
-    assert answer["text"] == streamed == known.text
-
-
 def test_every_option_is_grpcs(door: Front) -> None:
-    """All at once; the same names but for stop ids, and JSON's keys, which are strings."""
+    """All at once, streamed and not, with a seed that was drawn and told.
+
+    The names are the same but for stop ids, and JSON's keys, which are strings. Temperature is 1 unless told otherwise,
+    as OpenAI's.
+    """
     same: dict[str, Any] = {
         "max_tokens": 30,
-        "temperature": 0.8,
-        "seed": 9,
+        "top_p": 0.9,
+        "top_k": 20,
         "min_p": 0.02,
         "repetition_penalty": 1.3,
         "presence_penalty": 0.4,
@@ -66,10 +55,16 @@ def test_every_option_is_grpcs(door: Front) -> None:
     }
     bias = {7: 2.5, 11: -100.0}
     spelt = {str(token): value for token, value in bias.items()}
-    found = door.done(COMPLETIONS, prompt=IDS, logit_bias=spelt, stop_token_ids=[3], **same)["choices"][0]
+    asked = {"prompt": IDS, "logit_bias": spelt, "stop_token_ids": [3], **same}
+    found = door.done(COMPLETIONS, **asked)["choices"][0]
+    seed = found["specwire"]["seed"]
+    streamed = text_of(door.events(COMPLETIONS, **asked, seed=seed))
     with Client(door.parts.orchestrator.address) as client:
-        known = client.complete(PROMPT, logit_bias=bias, stop_ids=[3], timeout=LIMIT_S, **same)
-    assert found["text"] == known.text
+        known = client.complete(
+            PROMPT, logit_bias=bias, stop_ids=[3], temperature=1.0, seed=seed, timeout=LIMIT_S, **same
+        )
+    assert (found["specwire"]["rule"], seed < 1 << 53) == ("coupled", True)
+    assert found["text"] == streamed == known.text
     assert found["logprobs"]["tokens"] == known.text.split()
 
 
@@ -223,7 +218,7 @@ def test_logprobs(door: Front) -> None:
     begins = told["text_offset"]
     assert begins[0] == 0
     assert [found["text"][a:b].strip() for a, b in zip(begins, [*begins[1:], None], strict=True)] == told["tokens"]
-    events = door.events(CHAT, messages=[{"role": "user", "content": WORDS}], logprobs=True, top_logprobs=1, **wish)
+    events = door.events(CHAT, messages=[SAYS], logprobs=True, top_logprobs=1, **wish)
     entries = [
         entry
         for event in events
@@ -250,59 +245,40 @@ def test_the_token_itself_is_always_among_the_most_probable(door: Front, count: 
     assert count == 0 or any(max(top, key=top.get) != token for top, token in zip(tops, tokens, strict=True))
 
 
-def test_a_prediction_saves_forwards_and_changes_nothing(door: Front) -> None:
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_predictions_and_references_save_forwards_and_change_nothing(door: Front, path: str) -> None:
+    """References are longer than the context; the answer is quoted from the second one."""
     whole = expected(length=60)
     wrong = " ".join(["1", *whole.split()[1:30], "2", *whole.split()[31:]])
-    wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "drafting": "ngram"}
+    wish: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "drafting": "ngram"}
+    wish |= {"prompt": IDS} if path == COMPLETIONS else {"messages": [SAYS]}
 
-    references = [{"type": "text", "text": text} for text in ("8 8 9 9 ", whole)]
-
-    def told(prediction: str | list[dict[str, str]] | None) -> tuple[int, int, int]:
-        """Forwards, tokens of the prediction that were accepted, and refused."""
-        content = None if prediction is None else {"type": "content", "content": prediction}
-        answer = door.done(COMPLETIONS, prediction=content, **wish)
-        choice, usage = answer["choices"][0], answer["usage"]
-        assert choice["text"] == whole
-        forwards = choice["specwire"]["stats"]["target_forwards"]
+    def told(**more: object) -> tuple[int, int, int]:
+        """Forwards, tokens of what was brought along that were accepted, and refused."""
+        answer = door.done(path, **wish, **more)
+        (choice,), usage = answer["choices"], answer["usage"]
+        assert (choice["text"] if path == COMPLETIONS else choice["message"]["content"]) == whole
         counted = usage["speculative_decoding"]["sources"]["prediction"]
         refused = counted["proposed"] - counted["accepted"]
-        if prediction is not None:
+        if more:
             details = usage["completion_tokens_details"]
             assert details["accepted_prediction_tokens"] == counted["accepted"]
             assert details["rejected_prediction_tokens"] == refused
-        return forwards, counted["accepted"], refused
+        return choice["specwire"]["stats"]["target_forwards"], counted["accepted"], refused
+
+    def predicted(content: object) -> dict[str, object]:
+        return {"prediction": {"type": "content", "content": content}}
+
+    parts = [{"type": "text", "text": text} for text in ("8 8 9 9 ", whole)]
+    asked = [{}, predicted(whole), predicted(wrong), predicted(parts), {"references": ["8 9 " * 5000, whole]}]
 
     def saves_more(seen: list[tuple[int, int, int]]) -> bool:
         """How wide windows are is measured, and on a busy machine not in every text the same."""
-        (right, most, _), (partly, fewer, refused), (alone, *_), (quoted, *_) = seen
-        return right < partly < alone and quoted < alone and most > fewer and refused > 0
+        (alone, *_), (right, most, _), (partly, fewer, refused), (quoted, *_), (referred, some, _) = seen
+        return right < partly < alone > max(quoted, referred) and most > fewer and refused > 0 and some > 20
 
-    seen = asked_blocking(lambda: [told(each) for each in (whole, wrong, None, references)], saves_more)
-    assert (seen[0][2], seen[2][1:]) == (0, (0, 0))
-
-
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_references_save_forwards_and_change_nothing(door: Front, path: str) -> None:
-    """Longer than the context; the answer is quoted from the second one."""
-    asking: dict[str, Any] = (
-        {"prompt": IDS} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "5"}]}
-    )
-    wish: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "drafting": "ngram", **asking}
-
-    def told(references: list[str]) -> tuple[str, int, int]:
-        """Text, forwards, tokens of references that were accepted."""
-        answer = door.done(path, references=references, **wish)
-        (choice,), usage = answer["choices"], answer["usage"]
-        counted = usage["speculative_decoding"]["sources"]["prediction"]
-        if references:
-            assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == counted["accepted"]
-        text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
-        return text, choice["specwire"]["stats"]["target_forwards"], counted["accepted"]
-
-    whole, alone, none = told([])
-    assert none == 0
-    seen = asked_blocking(lambda: told(["8 9 " * 5000, whole]), lambda seen: seen[1] < alone and seen[2] > 20)
-    assert seen[0] == whole
+    seen = asked_blocking(lambda: [told(**each) for each in asked], saves_more)
+    assert (seen[0][1:], seen[1][2]) == ((0, 0), 0)
 
 
 def test_a_prediction_is_grpcs_too(door: Front) -> None:
@@ -348,7 +324,7 @@ def test_small_endpoints(door: Front) -> None:
     assert get(f"/v1/models/{MODEL}").json() == model
     tokens = door.done("/tokenize", prompt=WORDS, return_token_strs=True)
     assert tokens == {"count": 3, "max_model_len": 4096, "tokens": IDS, "token_strs": ["5", "6", "7"]}
-    assert door.done("/tokenize", messages=[{"role": "user", "content": WORDS}])["tokens"] == IDS
+    assert door.done("/tokenize", messages=[SAYS])["tokens"] == IDS
     assert door.done("/detokenize", tokens=IDS) == {"prompt": WORDS}
 
 
@@ -384,7 +360,7 @@ def test_every_answer_says_whether_its_rule_is_lossy(door: Front, rule: str, los
     wish: dict[str, Any] = {"temperature": 1.0, "rule": rule, "n": 2}
     asked = {
         COMPLETIONS: {"prompt": IDS, "max_tokens": 5, **wish},
-        CHAT: {"messages": [{"role": "user", "content": WORDS}], "max_completion_tokens": 5, **wish},
+        CHAT: {"messages": [SAYS], "max_completion_tokens": 5, **wish},
     }
     for path, body in asked.items():
         whole = door.done(path, **body)["choices"]
@@ -413,7 +389,7 @@ def test_blocking(door: Front) -> None:
         assert done.choices[0].finish_reason == "length"
         chat = client.chat.completions.create(
             model=MODEL,
-            messages=[{"role": "user", "content": WORDS}],
+            messages=[SAYS],
             max_completion_tokens=20,
             temperature=0,
             n=2,
@@ -438,7 +414,7 @@ def test_blocking_streams(door: Front) -> None:
         texts, usage = [], None
         for chunk in client.chat.completions.create(
             model=MODEL,
-            messages=[{"role": "user", "content": WORDS}],
+            messages=[SAYS],
             max_tokens=20,
             temperature=0,
             stream=True,
@@ -451,7 +427,7 @@ def test_blocking_streams(door: Front) -> None:
         assert ("".join(texts), usage and usage.completion_tokens) == (WHOLE, 20)
         wish = {**GREEDY, "stop": f" {WHOLE.split()[9]}"}
         with client.chat.completions.stream(
-            model=MODEL, messages=[{"role": "user", "content": WORDS}], max_tokens=20, temperature=0, extra_body=wish
+            model=MODEL, messages=[SAYS], max_tokens=20, temperature=0, extra_body=wish
         ) as stream:
             gathered = stream.get_final_completion().choices[0]
         assert (gathered.message.content, gathered.finish_reason) == (" ".join(WHOLE.split()[:9]), "stop")

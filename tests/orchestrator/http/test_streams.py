@@ -160,21 +160,6 @@ def test_what_is_compared_is_the_target_s(door: Front) -> None:
     assert (seen.text, seen.offsets) == (TEXT, starts)
 
 
-def test_one_event_at_a_time(door: Front) -> None:
-    """A reader that is cut after each event of what is left has the same in the end."""
-    path, wish = WISHES["logprobs, withheld"]
-    named = {**wish, "request_id": "again and again"}
-    told: list[Event] = []
-    place = None
-    for _ in range(100):
-        opening, *rest = read(door.url, path, named, place, most=2)
-        told += [opening, *rest] if place is None else rest
-        if told[-1].data == "[DONE]":
-            break
-        place = told[-1].place
-    assert gathered(told) == gathered(read(door.url, path, wish))
-
-
 def test_a_place_beyond_the_end_of_what_goes_on(door: Front) -> None:
     """An id that says that the reader knows the end, where there is more: DATA_LOSS, never a silent splice."""
     wish = {**ASKED, "max_tokens": 60, "request_id": "beyond"}
@@ -487,11 +472,6 @@ def test_its_first_silence_is_before_its_first_token(sleepy: Front, path: str) -
 
     told = asked_blocking(lambda: sleepy.client.post(path, json=of(path)).text, silent_at_first)
     assert text_of(parsed(told)) == SLOW_TEXT
-
-
-def test_what_fails_in_silence_is_an_event(sleepy: Front) -> None:
-    events = sleepy.events_begun(COMPLETIONS, **{**of(COMPLETIONS), "max_tokens": 40, "timeout": 0.2})
-    assert events[-1]["error"]["code"] == "deadline_exceeded"
 
 
 def test_leaving_a_silent_stream_ends_its_session(sleepy: Front) -> None:
