@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.text.constraint_process import Grammars
-from specwire.text.tool_calls.formats import FORMATS, THOUGHT, ChatFamily
+from specwire.text.constraint_process import Grammars, Matching
+from specwire.text.tool_calls.formats import FORMATS, THOUGHT, ChatFamily, JsonStyle, PythonStyle
 from specwire.text.tool_calls.grammar import call_grammar
 from specwire.text.tool_calls.parser import (
     CallBegun,
@@ -265,31 +266,43 @@ def test_families_are_known_by_their_templates() -> None:
 RIGHT, WRONG = {"city": "Bonn", "unit": "C"}, {"city": "Bonn", "unit": "K"}
 
 
+def begun(grammar: str, behind: str = "") -> Matching:
+    tokenizer = byte_level()
+    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
+    return grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,), behind))
+
+
+def takes(matching: Matching, text: str) -> bool:
+    """Whether it may be all of the text."""
+    ids = [*byte_level().encode(text).ids, 0]
+    return matching.take(ids) == len(ids)
+
+
+def held(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a grammar has them written: those of Python's form as JSON."""
+    known = FORMATS[form]
+    return (replace(known, style=JsonStyle()) if isinstance(known.style, PythonStyle) else known).written(calls)
+
+
 @pytest.mark.parametrize("form", FORMAT_NAMES)
 @pytest.mark.parametrize("thinking", [False, True])
 def test_what_a_grammar_allows(form: str, thinking: bool) -> None:
-    tokenizer = byte_level()
-    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
     known = FORMATS[form]
-    thought = "Hm <x>.</think>\n" if thinking else ""
-
-    def call(*calls: tuple[str, dict[str, Any]]) -> str:
-        return known.written(calls)
 
     def allowed(forced: bool, several: bool, text: str) -> bool:
         grammar = call_grammar(known, FUNCTIONS, forced, several, thinking)
-        ids = [*tokenizer.encode(thought + text).ids, 0]
-        constraint = Constraint(ConstraintKind.GRAMMAR, (grammar,), THOUGHT if thinking else "")
-        return grammars.begin(constraint).take(ids) == len(ids)
+        if not thinking:
+            return takes(begun(grammar), text)
+        return takes(begun(grammar, THOUGHT), f"Hm <x>.</think>\n{text}")
 
-    one, two = call(("get_weather", RIGHT)), call(("get_weather", RIGHT), ("f", {"x": [1]}))
+    one, two = held(form, ("get_weather", RIGHT)), held(form, ("get_weather", RIGHT), ("f", {"x": [1]}))
     for several in (False, True):
         for forced in (False, True):
             assert allowed(forced, several, one)
             assert allowed(forced, several, two) is several
-            assert not allowed(forced, several, call(("get_weather", WRONG)))
+            assert not allowed(forced, several, held(form, ("get_weather", WRONG)))
             if forced or known.name != "mistral_args":  # there it is text: nothing but its name makes it a call
-                assert not allowed(forced, several, call(("g", {})))
+                assert not allowed(forced, several, held(form, ("g", {})))
             for text in ("", "Nice <weather>.", 'It is "C".'):
                 assert allowed(forced, several, text) is not forced
         assert [each.name for each in parsed(form, two).calls] == ["get_weather", "f"]
@@ -744,9 +757,7 @@ CLOSED = {"type": "object", "additionalProperties": False, "x-guidance": {"white
 
 def written_at_random(grammar: str, draw: random.Random) -> str:
     """What a model writes that has no opinion."""
-    tokenizer = byte_level()
-    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
-    matching, ids = grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))), list[int]()
+    tokenizer, matching, ids = byte_level(), begun(grammar), list[int]()
     while True:
         (mask,) = matching.masks([])
         assert mask is not None
@@ -784,9 +795,5 @@ def test_open_arguments(form: str) -> None:
     """A schema that allows any arguments gets some."""
     functions = [ToolFunction("f", {"type": "object"})]
     grammar = call_grammar(FORMATS[form], functions, forced=True, several=False)
-    tokenizer = byte_level()
-    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
     for arguments in ({}, {"a": "x\ny"}, {"a": "1", "b_2": "é"}):
-        text = FORMATS[form].written([("f", arguments)])
-        ids = [*tokenizer.encode(text).ids, 0]
-        assert grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))).take(ids) == len(ids), text
+        assert takes(begun(grammar), held(form, ("f", arguments)))
