@@ -26,7 +26,7 @@ import pytest
 from bench.harness.certificates import Authority
 from orchestrator.admission import MOST_DEPTH, Admission
 from orchestrator.chat.fields import SHOWN, shown
-from orchestrator.http import connection, endpoint
+from orchestrator.http import endpoint, server
 from orchestrator.http.endpoint import HOOKS, parse, parsed
 from orchestrator.options import HttpAccess
 from orchestrator.tenants import Access
@@ -78,7 +78,7 @@ def posted(size: int, path: str = COMPLETIONS) -> bytes:
 
 
 def test_a_head_that_does_not_come(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_LIMIT_S", SOON_S)
+    monkeypatch.setattr(server, "HEAD_LIMIT_S", SOON_S)
     with dialled(door) as line:
         line.sendall(b"GET /health HTTP/1.1\r\nHost:")
         status, told = rest(line)
@@ -89,7 +89,7 @@ def test_a_head_that_does_not_come(door: Front, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_second_head_that_does_not_come(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a connection that is kept, drop by drop: each byte begins no new time."""
-    monkeypatch.setattr(connection, "HEAD_LIMIT_S", SOON_S)
+    monkeypatch.setattr(server, "HEAD_LIMIT_S", SOON_S)
     with dialled(door) as line:
         line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert status_of(line) == 200
@@ -103,8 +103,8 @@ def test_a_second_head_that_does_not_come(door: Front, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("path", "first"), [("/nowhere", 404), (COMPLETIONS, 408)])
 def test_a_body_that_does_not_come(door: Front, path: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nobody waits for it: behind an answer that needs none."""
-    monkeypatch.setattr(connection, "BODY_LIMIT_S", SOON_S)
-    monkeypatch.setattr(connection, "BODY_SLACK_S", SOON_S)
+    monkeypatch.setattr(server, "BODY_LIMIT_S", SOON_S)
+    monkeypatch.setattr(server, "BODY_SLACK_S", SOON_S)
     monkeypatch.setattr(endpoint, "BODY_LIMIT_S", SOON_S)
     with dialled(door) as line:
         line.sendall(posted(100, path) + b"{")
@@ -115,7 +115,7 @@ def test_a_body_that_does_not_come(door: Front, path: str, first: int, monkeypat
 def test_requests_that_come_in_time_are_kept_apart_and_answered(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines of one request are not those of the next: a kept connection outlives all of them."""
     for name in ("HEAD_LIMIT_S", "BODY_LIMIT_S", "BODY_SLACK_S"):
-        monkeypatch.setattr(connection, name, 1.0)
+        monkeypatch.setattr(server, name, 1.0)
     body = json.dumps(WISH).encode()
 
     def statuses() -> list[int]:
@@ -137,8 +137,8 @@ def test_requests_that_come_in_time_are_kept_apart_and_answered(door: Front, mon
 
 def test_too_many_connections(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     with another(door) as crowded, ExitStack() as held:
-        monkeypatch.setattr(connection, "MOST_CONNECTIONS", 2)
-        monkeypatch.setattr(connection, "LEAST_CONNECTIONS", 1)
+        monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+        monkeypatch.setattr(server, "LEAST_CONNECTIONS", 1)
         for _ in range(2):
             line = held.enter_context(dialled(crowded))
             line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -151,7 +151,7 @@ def test_too_many_connections(door: Front, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_as_many_connections_as_there_are_files_for() -> None:
-    assert 1 <= connection.most_connections() <= connection.MOST_CONNECTIONS
+    assert 1 <= server.most_connections() <= server.MOST_CONNECTIONS
 
 
 def test_a_tenants_bodies_at_once(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_tenants_bodies_at_once(door: Front, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_client_that_never_reads_is_cut(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot hold its session, and a verifier's place, for ever."""
-    monkeypatch.setattr(connection, "UNREAD_LIMIT_S", 2.0)
+    monkeypatch.setattr(server, "UNREAD_LIMIT_S", 2.0)
     with not_reading(door) as output:
         assert eventually(lambda: output.end is not None and output.end.reason is FinishReason.CANCELLED)
 
@@ -338,7 +338,7 @@ def test_chunks_that_are_too_small(door: Front, monkeypatch: pytest.MonkeyPatch)
         status, code, message = told(line)
     assert (status, code) == (400, "invalid_http")
     assert "chunks are too small" in message
-    assert sum(seen) <= connection.FREE_CHUNKS * 1.1
+    assert sum(seen) <= server.FREE_CHUNKS * 1.1
 
 
 def test_chunks_of_ordinary_size(door: Front) -> None:
@@ -363,13 +363,13 @@ def test_a_client_that_asks_first_is_told_before_it_sends(locked: Front) -> None
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each piece of a body that is looked at."""
     seen: list[int] = []
-    count = connection.Parser._count
+    count = server.Parser._count
 
-    def counted(parser: connection.Parser, data: Any) -> None:
+    def counted(parser: server.Parser, data: Any) -> None:
         seen.append(1)
         count(parser, data)
 
-    monkeypatch.setattr(connection.Parser, "_count", counted)
+    monkeypatch.setattr(server.Parser, "_count", counted)
     return seen
 
 
@@ -377,7 +377,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("size", [connection.MOST_HEADER_BYTES + 1, 120_000, 1_000_000])
+@pytest.mark.parametrize("size", [server.MOST_HEADER_BYTES + 1, 120_000, 1_000_000])
 def test_too_long_headers(door: Front, size: int, whole: bool) -> None:
     head = f"GET /health HTTP/1.1\r\nHost: localhost\r\nX: {'x' * size}\r\n".encode()
     with dialled(door) as line:
