@@ -7,12 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from specwire.client import (
-    Client,
-    Event,
-    SessionState,
-    SpecwireError,
-)
+from specwire.client import Client, Event, SessionState, SpecwireError
 from specwire.core.messages import FinishReason
 from specwire.rpc.errors import StatusError
 from specwire.v1 import generation_pb2

@@ -169,11 +169,7 @@ def test_what_becomes_of_a_tree_is_told_by_what_was_decided(page: Page) -> None:
       const of = (name) => session.proposed.map((one) => one[name]);
       return [of("fates"), of("positions"), session.judged[0].chain];
     }""")
-    assert fates == [
-        [["accepted", "refused", "refused"], ["waiting", "pending", "pruned"]],
-        [[3, 4, 5], [4, 5, 4]],
-        0,
-    ]
+    assert fates == [[["accepted", "refused", "refused"], ["waiting", "pending", "pruned"]], [[3, 4, 5], [4, 5, 4]], 0]
 
 
 # Of a session of one source, whose trees begin behind position 2, in the page's own words.

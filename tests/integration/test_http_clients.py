@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.http.front import MODEL, Front, another, front
-from tests.orchestrator.http.test_tools import HERMES
+from tests.orchestrator.http.front import HERMES, MODEL, Front, another, front
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain
 from tests.orchestrator.tiny import tiny
 
@@ -139,10 +138,7 @@ def door() -> Iterator[Front]:
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """Before a tiny model, whose words mean nothing: a grammar sees to its calls."""
     folder = tmp_path_factory.mktemp("tiny")
-    with (
-        front(tiny(folder / "target", 1)) as known,
-        another(known, chat_template=HERMES) as door,
-    ):
+    with front(tiny(folder / "target", 1)) as known, another(known, chat_template=HERMES) as door:
         yield door
 
 

@@ -72,13 +72,7 @@ async def test_scores_equal_transformers() -> None:
         (PROMPT, [[PROMPT, ()]], "", grpc.StatusCode.INVALID_ARGUMENT, r"continuations\[0\].parts\[1\]: must not be"),
         (PROMPT, [[(64,)]], "", grpc.StatusCode.INVALID_ARGUMENT, r"parts\[0\]: token id 64 is outside 0..63"),
         (PROMPT, [[(1,) * 600]], "", grpc.StatusCode.INVALID_ARGUMENT, "one of 600 tokens behind a prefix of 3"),
-        (
-            PROMPT,
-            [["x"] * 4000, ["x"] * 97],
-            "",
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "at most 4096 parts in all",
-        ),
+        (PROMPT, [["x"] * 4000, ["x"] * 97], "", grpc.StatusCode.INVALID_ARGUMENT, "at most 4096 parts in all"),
         (PROMPT, [[PROMPT]], "gpt", grpc.StatusCode.NOT_FOUND, "model: 'gpt' is not served here"),
     ],
 )

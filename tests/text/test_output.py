@@ -50,15 +50,6 @@ def test_byte_level_text_survives_and_no_half_character_is_released(text: str) -
     assert all("\ufffd" not in part for part in parts) or "\ufffd" in text
 
 
-@pytest.mark.parametrize("family", ["byte_level", "sentencepiece_like", "metaspace"])
-@settings(max_examples=150, deadline=None)
-@given(chunks=st.lists(st.sampled_from([*CORPUS, " ", "🙂", "é", "the", "\n"]), max_size=6))
-def test_real_text_round_trips(family: str, chunks: list[str]) -> None:
-    tokenizer = ALL[family]()
-    tokens = encode(tokenizer, "".join(chunks))
-    assert "".join(pieces(tokenizer, tokens)) == whole(tokenizer, tokens)
-
-
 def test_a_character_is_released_by_its_last_byte_and_an_incomplete_one_at_the_end() -> None:
     tokenizer = byte_level()
     alphabet = {byte: id_of(tokenizer, character) for character, byte in BYTE_OF.items()}

@@ -46,10 +46,7 @@ FORMAT_NAMES = sorted(FORMATS)
 
 
 def events_of(
-    form: str | None,
-    pieces: list[str],
-    thinking: bool | None = None,
-    functions: Sequence[ToolFunction] = FUNCTIONS,
+    form: str | None, pieces: list[str], thinking: bool | None = None, functions: Sequence[ToolFunction] = FUNCTIONS
 ) -> list[OutputEvent]:
     parser = OutputParser(FORMATS[form] if form else None, functions, thinking)
     events = [event for piece in pieces for event in parser.feed(piece)]
@@ -742,9 +739,7 @@ STRICT: dict[str, dict[str, Any]] = {
             }
         },
     },
-    "optional": {
-        "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "null"}},
-    },
+    "optional": {"properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "null"}}},
     "nothing": {"properties": {}},
     "as JSON": {  # a reader of untyped values could take 5 for another one; a pattern is more than characters
         "properties": {"id": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[a-c]{2}$"}]}},

@@ -25,6 +25,13 @@ T = TypeVar("T")
 LIMIT_S = 120.0
 # What messages say, and that the model is to answer: enough to tell a template from none.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }} {% endfor %}"
+# It writes calls as Hermes and Qwen have them.
+HERMES = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}'
+    "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
 MODEL = "scripted:7"
 EVERYBODY = Access()
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

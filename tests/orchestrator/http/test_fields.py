@@ -272,10 +272,7 @@ HTTP = [
         ),
     ),
     ("nothing of", Bound(lambda n: {"max_tokens": 0, "min_tokens": n}, [0], [1], "min_tokens")),
-    (
-        "id of two",
-        Bound(lambda n: {"request_id": "y" * n, "n": 2}, [1, 125, 126, 128], [129], "request_id"),
-    ),
+    ("id of two", Bound(lambda n: {"request_id": "y" * n, "n": 2}, [1, 125, 126, 128], [129], "request_id")),
 ]
 CHATS = [
     field("max_tokens", [-1, 1, CONTEXT - 3], [-2, 0, CONTEXT - 2]),
@@ -398,11 +395,7 @@ def test_a_score_as_long_as_the_context(small: Front) -> None:
 
 DEFAULT, LIMIT = 7, 20
 RESPONSES = "/v1/responses"
-ASKED: dict[str, dict[str, Any]] = {
-    COMPLETIONS: {"prompt": IDS},
-    CHAT: {"messages": TALK},
-    RESPONSES: {"input": TALK},
-}
+ASKED: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": IDS}, CHAT: {"messages": TALK}, RESPONSES: {"input": TALK}}
 NAMES = [
     (COMPLETIONS, "max_tokens"),
     (CHAT, "max_tokens"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -13,8 +12,7 @@ from orchestrator.chat.fields import Fields
 from orchestrator.http.openai.requests import take_form
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, client_of, front
-from tests.orchestrator.tiny import tiny
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, client_of
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -88,12 +86,6 @@ def test_what_is_mistaken(body: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
         take_form(Fields(body))
     assert message in str(caught.value)
-
-
-@pytest.fixture(scope="module")
-def tiny_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    with front(tiny(tmp_path_factory.mktemp("tiny"), 1)) as running:
-        yield running
 
 
 def test_the_official_client_gets_what_it_asks_for(tiny_door: Front) -> None:

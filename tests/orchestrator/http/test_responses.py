@@ -21,10 +21,9 @@ from specwire.rpc.keys import Keys
 from specwire.text.tool_calls.formats import FORMATS
 from specwire.text.tool_calls.parser import OutputParser
 from specwire.text.tool_calls.readers import ToolFunction
-from tests.orchestrator.http.front import MODEL, Front, another, client_of, front
-from tests.orchestrator.http.test_tools import HERMES, WEATHER
+from tests.orchestrator.http.front import HERMES, MODEL, Front, another, client_of
+from tests.orchestrator.http.test_tools import WEATHER
 from tests.orchestrator.stack import PROMPT, TARGET, held, plain
-from tests.orchestrator.tiny import tiny
 from tests.wait import asked_blocking
 
 WORDS = " ".join(map(str, PROMPT))
@@ -432,11 +431,8 @@ QUESTION = "How warm is it?"
 
 
 @pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    with (
-        front(tiny(tmp_path_factory.mktemp("tiny") / "target", 1)) as known,
-        another(known, chat_template=HERMES) as door,
-    ):
+def talking(tiny_door: Front) -> Iterator[Front]:
+    with another(tiny_door, chat_template=HERMES) as door:
         yield door
 
 
@@ -466,6 +462,11 @@ def test_a_call_and_what_came_of_it(talking: Front, tool_client: openai.OpenAI) 
     arguments = json.loads(call.arguments)
     jsonschema.validate(arguments, WEATHER)
     assert tool_client.responses.retrieve(asked.id).output == asked.output
+    more: Any = {"tools": TOOLS, "tool_choice": NAMED, **WISH}
+    with tool_client.responses.stream(model=asked.model, input=QUESTION, **more) as stream:
+        *_, ended = (event for event in stream if event.type.startswith("response.function_call_arguments"))
+        final: Any = stream.get_final_response()
+    assert final.output[0].arguments == call.arguments == ended.arguments  # type: ignore[union-attr]
     result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "3 degrees"}]
     then = ask(tool_client, result, previous_response_id=asked.id)
     called = json.dumps(arguments, ensure_ascii=False)
@@ -475,15 +476,6 @@ def test_a_call_and_what_came_of_it(talking: Front, tool_client: openai.OpenAI) 
     )
     again = ask(tool_client, [{"role": "user", "content": QUESTION}, call.model_dump(exclude_none=True), *result])
     assert (again.output_text, again.usage.input_tokens) == (then.output_text, then.usage.input_tokens)
-
-
-def test_a_streamed_call(tool_client: openai.OpenAI) -> None:
-    whole = ask(tool_client, tools=TOOLS, tool_choice=NAMED)
-    more: Any = {"tools": TOOLS, "tool_choice": NAMED, **WISH}
-    with tool_client.responses.stream(model=whole.model, input=QUESTION, **more) as stream:
-        events = [event for event in stream if event.type.startswith("response.function_call_arguments")]
-        final: Any = stream.get_final_response()
-    assert final.output[0].arguments == whole.output[0].arguments == events[-1].arguments  # type: ignore[union-attr]
 
 
 # What Codex CLI sends: functions, those of a namespace, and tools of others.

@@ -28,15 +28,12 @@ from specwire.text.tool_calls.formats import FORMATS
 from specwire.text.tool_calls.readers import ToolFunction
 from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import generation_pb2_grpc
-from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, client_of, front
-from tests.orchestrator.tiny import tiny, writer
+from tests.orchestrator.http.front import CHAT, HERMES, LIMIT_S, Front, another, client_of, front
+from tests.orchestrator.tiny import writer
 
 WEATHER: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 6},
-        "unit": {"$ref": "#/$defs/Unit"},
-    },
+    "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"$ref": "#/$defs/Unit"}},
     "required": ["city", "unit"],
     "additionalProperties": False,
     "$defs": {"Unit": {"enum": ["C", "F"]}},
@@ -46,21 +43,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "now"}},
 ]
 TALK: Any = [{"role": "user", "content": "How warm is it?"}]
-HERMES = (
-    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}'
-    "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
 NAMES = sorted(FORMATS)
-
-
-@pytest.fixture(scope="module")
-def tiny_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    folder = tmp_path_factory.mktemp("tiny")
-    target = tiny(folder / "target", 1)
-    with front(target, tiny(folder / "draft", 2, like=target, noise=0.01)) as running:
-        yield running
 
 
 @contextmanager
