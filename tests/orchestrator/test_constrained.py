@@ -119,16 +119,6 @@ async def test_every_text_fits_and_is_the_same_whoever_drafts(target: str, tmp_p
         assert re.fullmatch("[a-z ]*", found["stopped"].text)
 
 
-async def test_a_lost_verifier_changes_no_constrained_text(target: str) -> None:
-    """Its successor has the outputs from the log only."""
-    async with served(target) as running:
-        whole = await told(running, drafting=False)
-        disturbed = asyncio.create_task(told(running, drafting=False))
-        await asyncio.sleep(0.15)
-        await running.verify_again(target)
-        assert exact(await disturbed) == exact(whole)
-
-
 async def test_completions_of_one_prompt_fit_each(target: str) -> None:
     wish = RequestOptions(json_schema=SCHEMA, temperature=1.0, seed=2, max_tokens=LENGTH)
     before = nurseries()

@@ -1,4 +1,4 @@
-"""Each option of a request alone, and random combinations of them, through the whole stack: none depends on who drafts.
+"""Each option of a request, through the whole stack: none depends on who drafts.
 
 Nobody, the text itself, a good drafter, a random one; at temperature 0 and above. Tokens, log-probabilities and the end
 are those of the target alone (tests/reference_target.py), the text is cut where a stop string begins.
@@ -9,11 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from specwire.client import AsyncClient, Completion
 from specwire.client.requests import RequestOptions, generate_request
@@ -67,35 +64,6 @@ NO_OPTIONS = {"text", "tokens", "chat", "sampling", "stopping", "request_id", "p
 NO_OPTIONS |= {"take_over", "note", "sources", "provisional"}
 # Two names of the temperature's own rule; what the other rules are is no matter of options.
 RULES = {0.0: "greedy", 0.9: "coupled"}
-
-combinations = st.fixed_dictionaries(
-    {"temperature": st.sampled_from([0.0, 0.7, 1.5]), "seed": st.integers(0, (1 << 64) - 1)},
-    optional={
-        "top_k": st.sampled_from([1, 3, 6]),
-        "top_p": st.sampled_from([0.55, 0.83]),
-        "min_p": st.sampled_from([0.04, 0.31]),
-        "choice": st.integers(0, 3),
-        "repetition_penalty": st.sampled_from([0.8, 1.3]),
-        "presence_penalty": st.sampled_from([-0.7, 0.9]),
-        "frequency_penalty": st.sampled_from([-0.3, 0.4]),
-        "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, -2.0, 1.5]), max_size=3),
-        "reported": st.sampled_from(
-            [{"logprobs": 0}, {"logprobs": 3}, *({"logprobs": few, "logprobs_of": "processed"} for few in (0, 3))]
-        ),
-        "stop_ids": st.lists(st.integers(0, VOCABULARY - 1), max_size=2),
-        "stop": st.lists(st.sampled_from(["1", "4 ", "8 2", "0 6"]), min_size=1, max_size=2),
-        "min_tokens": st.sampled_from([4, 10]),
-        "max_tokens": st.sampled_from([10, 17, 30]),
-        "ignore_eos": st.booleans(),
-        "echo": st.booleans(),
-        "prediction": st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
-    },
-)
-
-
-def unfolded(drawn: dict[str, Any]) -> dict[str, Any]:
-    """With `reported`, whose options go together only, as these."""
-    return {name: value for name, value in drawn.items() if name != "reported"} | dict(drawn.get("reported", {}))
 
 
 @asynccontextmanager
@@ -189,16 +157,3 @@ def test_no_option_is_left_out() -> None:
     # tests/orchestrator/test_constrained.py, tests/orchestrator/http/test_tools.py
     constraints = {"json_schema", "regex", "choices", "grammar", "constraint_behind"}
     assert fields == {*ALONE, *constraints, "rule", "drafting", "n"} - {"nothing"}
-
-
-# Not made smaller: each try starts two stacks.
-@settings(
-    max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
-@given(st.lists(combinations.map(unfolded), min_size=20, max_size=20, unique_by=repr))
-async def test_random_combinations(several: list[dict[str, Any]]) -> None:
-    wishes: dict[str, RequestOptions] = {}
-    for number, wish in enumerate(several):
-        wishes[str(number)] = RequestOptions(max_tokens=LENGTH)
-        wishes[str(number)].update(wish)  # type: ignore[typeddict-item]  # keys of Options only
-    await compared(wishes)

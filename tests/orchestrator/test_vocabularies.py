@@ -117,24 +117,17 @@ async def test_under_rules_that_weigh_a_text_has_no_such_drafter(folders: dict[s
     assert not done.stats.drafters
 
 
-def vocabulary(width: int = 4096, packed: bytes | None = None) -> draft_pb2.TargetVocabulary:
-    text = zlib.compress(TOKENIZER.to_str().encode()) if packed is None else packed
+def vocabulary(width: int = 4096) -> draft_pb2.TargetVocabulary:
+    text = zlib.compress(TOKENIZER.to_str().encode())
     return draft_pb2.TargetVocabulary(fingerprint="theirs", tokenizer_zlib=text, vocabulary=width, eos_ids=[0])
 
 
 @pytest.mark.parametrize(
     ("told", "sampling", "said"),
     [
-        (
-            vocabulary(),
-            with_rule(Sampling(temperature=1.0), "rejection"),
-            "sampling.rule: rejection needs a drafter of ",
-        ),
         (vocabulary(), with_rule(Sampling(temperature=1.0), "block"), "sampling.rule: block needs a drafter of "),
         (vocabulary(0), Sampling(), "vocabulary_fingerprint: the verifier's vocabulary is theirs"),
         (vocabulary((1 << 20) + 1), Sampling(), "vocabulary_fingerprint: the verifier's vocabulary is theirs"),
-        (vocabulary(packed=b"nonsense"), Sampling(), "vocabulary_fingerprint: tokenizer_zlib: "),
-        (vocabulary(packed=zlib.compress(b"{}")), Sampling(), "vocabulary_fingerprint: tokenizer_json: "),
     ],
 )
 async def test_a_drafter_says_what_it_cannot_do(

@@ -289,14 +289,6 @@ def not_reading(door: Front) -> Iterator[Output]:
         yield output
 
 
-def test_a_client_that_does_not_read_holds_its_session_back(door: Front) -> None:
-    """What it does not take is not decided: the session stands still long before its end."""
-    with not_reading(door) as output:
-        assert output.end is None
-        assert len(output.tokens) < 2000
-    assert eventually(lambda: output.end is not None and output.end.reason is FinishReason.CANCELLED)
-
-
 def test_a_client_that_does_not_read_keeps_no_door_open(door: Front, caplog: pytest.LogCaptureFixture) -> None:
     before = door.loop.run(_tasks())
     with another(door) as closing, not_reading(closing):
