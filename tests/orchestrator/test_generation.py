@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from functools import partial
 
@@ -15,7 +14,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, drafted, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
 from tests.wait import asked
 from verify_service.engine import session_manager
 from verify_service.engine.messages import QueuePatience
@@ -48,13 +47,6 @@ async def test_greedy_text_is_the_targets(drafts: tuple[str, ...]) -> None:
     assert stats.accepted + stats.recovered + stats.bonus + stats.direct == stats.output_tokens == 60
     assert [done.outcomes.count(o) for o in Outcome] == [stats.accepted, stats.recovered, stats.bonus, stats.direct]
     check_sources(stats)
-
-
-async def test_a_good_drafter_saves_forwards() -> None:
-    async with stack(TARGET, DRAFT, plan=TURNS, patient=True) as running:
-        done = await drafted(lambda: running.client.complete(PROMPT, max_tokens=50, ignore_eos=True))
-    assert done.stats.target_forwards < 50
-    check_sources(done.stats)
 
 
 async def test_coupled_text_depends_on_the_seed_alone() -> None:
@@ -193,27 +185,6 @@ async def test_without_room_a_client_is_told_when_to_ask_again(
             await running.client.complete(PROMPT, max_tokens=2)
         assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, seconds)
         await first.aclose()
-
-
-async def late(client: AsyncClient) -> bool:
-    """Whether a call's deadline passes, by whichever clock says so first: the service's, or the client's own."""
-    try:
-        done = await client.complete(PROMPT, max_tokens=2, timeout=0.5)
-    except SpecwireError as error:
-        return error.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    return done.finish_reason is FinishReason.DEADLINE and not done.tokens
-
-
-async def test_a_client_waits_for_room_in_turn() -> None:
-    async with stack(SLOW_TARGET, slots=1) as running:
-        first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
-        await anext(first)
-        await anext(first)  # its first token: it has the slot
-        waiting = asyncio.create_task(running.client.complete(PROMPT, max_tokens=2, ignore_eos=True))
-        assert await late(running.client)
-        assert not waiting.done()
-        await first.aclose()
-        assert list((await waiting).tokens) == plain(SLOW_TARGET, PROMPT, 2)
 
 
 async def test_unknown_sessions_are_not_found() -> None:

@@ -17,7 +17,7 @@ import openai
 from orchestrator import server
 from orchestrator.options import UNLIMITED, OrchestratorOptions, OutputLengths
 from orchestrator.tenants import Access
-from tests.orchestrator.stack import Stack, stack
+from tests.orchestrator.stack import PROMPT, Stack, stack
 from tests.wait import asked_blocking
 
 T = TypeVar("T")
@@ -34,7 +34,11 @@ HERMES = (
 )
 MODEL = "scripted:7"
 EVERYBODY = Access()
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+# The prompt of most tests, as ids, as a text and as a message.
+IDS = list(PROMPT)
+WORDS = " ".join(map(str, PROMPT))
+SAYS: Any = {"role": "user", "content": WORDS}
 
 
 class Loop:

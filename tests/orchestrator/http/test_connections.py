@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import grpc
 import httpx2 as httpx
 import pytest
 
@@ -27,7 +26,7 @@ from orchestrator.http import endpoint, server
 from orchestrator.http.endpoint import HOOKS, parsed
 from orchestrator.options import HttpAccess
 from orchestrator.tenants import Access
-from specwire.client import Client, SpecwireError
+from specwire.client import Client
 from specwire.core.invalid import MOST_PARTS, InvalidParameter
 from specwire.core.messages import FinishReason
 from specwire.options import add_options
@@ -570,13 +569,6 @@ def told_to_wait(answer: httpx.Response, message: str) -> None:
     assert int(answer.headers["retry-after"]) >= 1
 
 
-def refused(door: Front, token: str, max_tokens: int) -> SpecwireError:
-    """What gRPC's Generate ends with."""
-    with Client(door.serving.address, token=token, patience=0.0) as client, pytest.raises(SpecwireError) as error:
-        client.complete(PROMPT, max_tokens=max_tokens, timeout=LIMIT_S)
-    return error.value
-
-
 @contextmanager
 def running(door: Front, token: str) -> Iterator[None]:
     """A session that has begun, over HTTP."""
@@ -613,8 +605,6 @@ def test_sessions_at_once(door: Front) -> None:
         with running(limited, ADA):
             for more in ({}, {"stream": True}, {"n": 2}):
                 told_to_wait(asked(limited, ADA, **SHORT, **more), message)
-            error = refused(limited, ADA, 3)
-            assert (error.code, message in str(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
             assert asked(limited, BOB, **SHORT).status_code == 200
         assert eventually(lambda: asked(limited, ADA, **SHORT).status_code == 200)
         with Client(limited.serving.address, token=ADA) as ada:
@@ -636,8 +626,6 @@ def test_tokens_a_minute(door: Front) -> None:
     with another(door, Access(KEYS, tokens_per_minute=100)) as limited:
         assert asked(limited, ADA, **{**SHORT, "max_tokens": 60}).status_code == 200
         told_to_wait(asked(limited, ADA, **{**SHORT, "max_tokens": 60}), message)
-        error = refused(limited, ADA, 60)
-        assert (error.code, message in str(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
         with Client(limited.serving.address, token=BOB) as bob:
             bob.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S)
         told_to_wait(asked(limited, BOB, **{**SHORT, "max_tokens": 60}), message)

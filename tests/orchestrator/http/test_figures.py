@@ -18,7 +18,7 @@ from orchestrator.peers.peer import VerifierPeer
 from orchestrator.tenants import Access
 from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import verify_pb2
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, another, front
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, IDS, SAYS, Front, another, front
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 from tests.wait import asked_blocking
 
@@ -184,8 +184,8 @@ def test_the_harness_reads_what_transformers_says(demo: Front, reference: tuple[
 # What speculation did for a request, as others' tools read it, and which sources a request lets propose.
 
 TOKENS = 60
-ASKED: dict[str, Any] = {"prompt": list(PROMPT), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-SPOKEN: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": " ".join(map(str, PROMPT))}]}
+ASKED: dict[str, Any] = {"prompt": IDS, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+SPOKEN: dict[str, Any] = {**ASKED, "messages": [SAYS]}
 del SPOKEN["prompt"]
 WHOLE = " ".join(map(str, plain(TARGET, PROMPT, TOKENS)))
 KINDS = {"drafters", "ngram", "heads", "prediction"}

@@ -9,13 +9,24 @@ import openai
 import pytest
 
 from specwire.client import Client, SpecwireError
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another, client_of, text_of
+from tests.orchestrator.http.front import (
+    CHAT,
+    COMPLETIONS,
+    IDS,
+    LIMIT_S,
+    MODEL,
+    SAYS,
+    WORDS,
+    Front,
+    another,
+    client_of,
+    text_of,
+)
 from tests.orchestrator.stack import PROMPT, TARGET, plain
 from tests.wait import asked_blocking
 
-IDS = list(PROMPT)
-WORDS = " ".join(map(str, PROMPT))
-SAYS = {"role": "user", "content": WORDS}
+# What is asked for unless a test says otherwise: thirty tokens, greedily.
+ASKED: dict[str, Any] = {"prompt": IDS, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
 
 
 def expected(prompt: tuple[int, ...] = PROMPT, length: int = 30) -> str:
@@ -24,14 +35,12 @@ def expected(prompt: tuple[int, ...] = PROMPT, length: int = 30) -> str:
 
 @pytest.mark.parametrize("prompt", [WORDS, IDS, [WORDS], [IDS]], ids=["text", "ids", "texts", "lists"])
 def test_greedy_text_is_grpcs(door: Front, prompt: object) -> None:
-    answer = door.done(COMPLETIONS, model=MODEL, prompt=prompt, max_tokens=30, temperature=0, ignore_eos=True)
+    answer = door.done(COMPLETIONS, model=MODEL, **{**ASKED, "prompt": prompt})
     with Client(door.parts.orchestrator.address) as client:
         known = client.complete(PROMPT, max_tokens=30, ignore_eos=True, timeout=LIMIT_S)
     assert answer["choices"][0]["text"] == known.text == expected()
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["object"] == "text_completion"
-    assert answer["usage"]["prompt_tokens"] == 3
-    assert answer["usage"]["completion_tokens"] == 30
+    assert (answer["object"], answer["choices"][0]["finish_reason"]) == ("text_completion", "length")
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 30)
 
 
 def test_every_option_is_grpcs(door: Front) -> None:
@@ -71,32 +80,24 @@ def test_every_option_is_grpcs(door: Front) -> None:
 def test_nothing_ends_a_text_before_min_tokens(door: Front) -> None:
     """Neither a stop string, wherever it is completed, nor a stop id, streamed or not, over HTTP or gRPC."""
     words = expected().split()
-    asked: dict[str, Any] = {"prompt": IDS, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
     stop = f" {words[2]}"
     for least in (0, 2, 3, 4, 30):
         found = " ".join(words).find(stop, len(" ".join(words[:least])) - len(stop) + 1 if least else 0)
         wanted = " ".join(words)[:found] if found >= 0 else " ".join(words)
-        choice = door.done(COMPLETIONS, **asked, stop=stop, min_tokens=least)["choices"][0]
+        choice = door.done(COMPLETIONS, **ASKED, stop=stop, min_tokens=least)["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == (wanted, "length" if wanted == expected() else "stop")
-        assert text_of(door.events(COMPLETIONS, **asked, stop=stop, min_tokens=least)) == wanted
+        assert text_of(door.events(COMPLETIONS, **ASKED, stop=stop, min_tokens=least)) == wanted
         with Client(door.parts.orchestrator.address) as client:
             known = client.complete(PROMPT, max_tokens=30, ignore_eos=True, stop=[stop], min_tokens=least)
         assert known.text == wanted
-        of_ids = door.done(COMPLETIONS, **asked, stop_token_ids=[int(words[2])], min_tokens=least)
+        of_ids = door.done(COMPLETIONS, **ASKED, stop_token_ids=[int(words[2])], min_tokens=least)
         count = of_ids["usage"]["completion_tokens"]
         assert count > least if count < 30 else words[2] not in of_ids["choices"][0]["text"].split()[:least]
 
 
 def test_several_prompts_with_several_choices_each(door: Front) -> None:
-    prompts = [[2, 3], [4, 5]]
-    wish: dict[str, Any] = {
-        "prompt": prompts,
-        "n": 2,
-        "max_tokens": 12,
-        "temperature": 0.8,
-        "seed": 5,
-        "ignore_eos": True,
-    }
+    more = {"prompt": [[2, 3], [4, 5]], "n": 2, "max_tokens": 12, "temperature": 0.8, "seed": 5}
+    wish: dict[str, Any] = {**ASKED, **more}
     answer = door.done(COMPLETIONS, **wish)
     events = door.events(COMPLETIONS, **wish)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
@@ -188,14 +189,7 @@ def test_a_template_may_know_the_reasoning_effort(door: Front) -> None:
 def test_a_stop_string_ends_it_and_echo_begins_it(door: Front) -> None:
     whole = expected()
     stop = " ".join(whole.split()[10:12])
-    wish: dict[str, Any] = {
-        "prompt": WORDS,
-        "max_tokens": 30,
-        "temperature": 0,
-        "stop": stop,
-        "echo": True,
-        "ignore_eos": True,
-    }
+    wish: dict[str, Any] = {**ASKED, "prompt": WORDS, "stop": stop, "echo": True}
     answer = door.done(COMPLETIONS, **wish)["choices"][0]
     assert answer["text"] == WORDS + whole[: whole.index(stop)]
     assert answer["finish_reason"] == "stop"
@@ -208,24 +202,15 @@ def test_logprobs(door: Front) -> None:
     found = door.done(COMPLETIONS, prompt=IDS, logprobs=3, **wish)["choices"][0]
     told = found["logprobs"]
     assert told["tokens"] == found["text"].split()
-    assert all(
-        len(top) == 3 and max(top, key=top.get) == token
-        for top, token in zip(told["top_logprobs"], told["tokens"], strict=True)
-    )
-    assert [top[token] for top, token in zip(told["top_logprobs"], told["tokens"], strict=True)] == told[
-        "token_logprobs"
-    ]
+    pairs = list(zip(told["top_logprobs"], told["tokens"], strict=True))
+    assert all(len(top) == 3 and max(top, key=top.get) == token for top, token in pairs)
+    assert [top[token] for top, token in pairs] == told["token_logprobs"]
     begins = told["text_offset"]
     assert begins[0] == 0
     assert [found["text"][a:b].strip() for a, b in zip(begins, [*begins[1:], None], strict=True)] == told["tokens"]
     events = door.events(CHAT, messages=[SAYS], logprobs=True, top_logprobs=1, **wish)
-    entries = [
-        entry
-        for event in events
-        for choice in event["choices"]
-        if choice["logprobs"]
-        for entry in choice["logprobs"]["content"]
-    ]
+    reports = [choice["logprobs"] for event in events for choice in event["choices"] if choice["logprobs"]]
+    entries = [entry for report in reports for entry in report["content"]]
     assert [entry["token"] for entry in entries] == told["tokens"]
     assert [entry["logprob"] for entry in entries] == told["token_logprobs"]
     assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in entries)
@@ -298,15 +283,13 @@ def test_a_prediction_is_grpcs_too(door: Front) -> None:
 
 
 def test_details(door: Front) -> None:
-    wish: dict[str, Any] = {"prompt": IDS, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
-
     def details_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [choice["specwire"] for event in events for choice in event["choices"] if "specwire" in choice]
 
     def drafted(events: list[dict[str, Any]]) -> bool:
         return bool(details_of(events)[-1]["stats"]["accepted"])
 
-    events = asked_blocking(lambda: door.events(COMPLETIONS, **wish, details=True), drafted)
+    events = asked_blocking(lambda: door.events(COMPLETIONS, **ASKED, details=True), drafted)
     more = details_of(events)
     assert [token for each in more for token in each.get("tokens", [])] == plain(TARGET, PROMPT, 30)
     outcomes = [outcome for each in more for outcome in each.get("outcomes", [])]
@@ -371,6 +354,7 @@ def test_every_answer_says_whether_its_rule_is_lossy(door: Front, rule: str, los
 # The official client, unmodified: blocking, asyncio, streams, errors.
 
 GREEDY = {"ignore_eos": True}
+CHATTED: Any = {"model": MODEL, "messages": [SAYS], "temperature": 0, "extra_body": GREEDY}
 WHOLE = " ".join(map(str, plain(TARGET, PROMPT, 20)))
 
 
@@ -381,17 +365,8 @@ def test_blocking(door: Front) -> None:
         done = client.completions.create(model=MODEL, prompt=WORDS, max_tokens=20, temperature=0, extra_body=GREEDY)
         assert done.choices[0].text == WHOLE
         assert done.choices[0].finish_reason == "length"
-        chat = client.chat.completions.create(
-            model=MODEL,
-            messages=[SAYS],
-            max_completion_tokens=20,
-            temperature=0,
-            n=2,
-            logprobs=True,
-            top_logprobs=2,
-            prediction={"type": "content", "content": WHOLE},
-            extra_body=GREEDY,
-        )
+        more: Any = {"n": 2, "logprobs": True, "top_logprobs": 2, "prediction": {"type": "content", "content": WHOLE}}
+        chat = client.chat.completions.create(**CHATTED, max_completion_tokens=20, **more)
     assert [choice.message.content for choice in chat.choices] == [WHOLE, WHOLE]
     assert chat.choices[0].logprobs is not None
     assert chat.choices[0].logprobs.content is not None
@@ -406,23 +381,13 @@ def test_blocking(door: Front) -> None:
 def test_blocking_streams(door: Front) -> None:
     with client_of(door) as client:
         texts, usage = [], None
-        for chunk in client.chat.completions.create(
-            model=MODEL,
-            messages=[SAYS],
-            max_tokens=20,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body=GREEDY,
-        ):
+        counted: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        for chunk in client.chat.completions.create(**CHATTED, max_tokens=20, **counted):
             usage = chunk.usage or usage
             assert chunk.system_fingerprint == door.fingerprint
             texts += [choice.delta.content or "" for choice in chunk.choices]
         assert ("".join(texts), usage and usage.completion_tokens) == (WHOLE, 20)
-        wish = {**GREEDY, "stop": f" {WHOLE.split()[9]}"}
-        with client.chat.completions.stream(
-            model=MODEL, messages=[SAYS], max_tokens=20, temperature=0, extra_body=wish
-        ) as stream:
+        with client.chat.completions.stream(**CHATTED, max_tokens=20, stop=f" {WHOLE.split()[9]}") as stream:
             gathered = stream.get_final_completion().choices[0]
         assert (gathered.message.content, gathered.finish_reason) == (" ".join(WHOLE.split()[:9]), "stop")
 
@@ -436,9 +401,6 @@ def test_its_errors(door: Front) -> None:
             client.completions.create(model=MODEL, prompt=WORDS, top_p=2.0)
         assert wrong.value.param == "top_p"
         with pytest.raises(openai.APIError) as late:
-            list(
-                client.completions.create(
-                    model=MODEL, prompt=WORDS, max_tokens=4000, stream=True, extra_body={**GREEDY, "timeout": 0.3}
-                )
-            )
+            late_one: Any = {"max_tokens": 4000, "stream": True, "extra_body": {**GREEDY, "timeout": 0.3}}
+            list(client.completions.create(model=MODEL, prompt=WORDS, **late_one))
         assert late.value.code == "deadline_exceeded"

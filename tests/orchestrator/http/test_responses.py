@@ -21,15 +21,13 @@ from specwire.rpc.keys import Keys
 from specwire.text.tool_calls.formats import FORMATS
 from specwire.text.tool_calls.parser import OutputParser
 from specwire.text.tool_calls.readers import ToolFunction
-from tests.orchestrator.http.front import HERMES, MODEL, Front, another, client_of
+from tests.orchestrator.http.front import HERMES, MODEL, RESPONSES, WORDS, Front, another, client_of
 from tests.orchestrator.http.test_tools import WEATHER
 from tests.orchestrator.stack import PROMPT, TARGET, held, plain
 from tests.wait import asked_blocking
 
-WORDS = " ".join(map(str, PROMPT))
 GREEDY = {"ignore_eos": True}
 LENGTH = 20
-RESPONSES = "/v1/responses"
 OUT_OF_ORDER = "the verifier is out of order"
 TOKENS = plain(TARGET, PROMPT, LENGTH)
 WHOLE = " ".join(map(str, TOKENS))
@@ -511,7 +509,7 @@ def test_functions_of_a_namespace(talking: Front, tool_client: openai.OpenAI) ->
 
 
 def test_tools_are_repeated_in_the_schemas_form(talking: Front) -> None:
-    told = talking.done("/v1/responses", input=QUESTION, tools=[{"type": "function", "name": "now"}])
+    told = talking.done(RESPONSES, input=QUESTION, tools=[{"type": "function", "name": "now"}])
     assert told["tools"] == [
         {"type": "function", "name": "now", "description": None, "parameters": None, "strict": False}
     ]
@@ -522,13 +520,13 @@ def test_allowed_tools(talking: Front) -> None:
     """The prompt has all tools; a call is one of those that are allowed."""
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
     tools = [TOOLS[0], {**TOOLS[1], "description": "The time."}]
-    told = talking.done("/v1/responses", input=QUESTION, tools=tools, tool_choice=allowed, **SEEDED)
+    told = talking.done(RESPONSES, input=QUESTION, tools=tools, tool_choice=allowed, **SEEDED)
     assert {item["name"] for item in told["output"]} == {"weather"}
     assert told["tool_choice"] == allowed
     assert "The time." in prompt_of(talking, told["id"])
     for tools_of in ([], [{"type": "function", "name": "none"}], [{"type": "web_search"}]):
         wish = {"input": QUESTION, "tools": tools, "tool_choice": {**allowed, "tools": tools_of}}
-        refused = talking.post("/v1/responses", **wish)
+        refused = talking.post(RESPONSES, **wish)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
 
 
@@ -546,10 +544,10 @@ def test_what_stands_before_the_conversation_is_one_message(talking: Front) -> N
         for role, text in (("developer", "Be brief."), ("system", "Be kind."), ("user", QUESTION))
     ]
     with another(talking, chat_template=STRICT) as door:
-        told = door.done("/v1/responses", input=items, instructions="You are a sailor.", **SEEDED)
+        told = door.done(RESPONSES, input=items, instructions="You are a sailor.", **SEEDED)
         text = f"system: You are a sailor.\n\nBe brief.\n\nBe kind.\nuser: {QUESTION}\n"
         assert prompt_of(door, told["id"]) == text
-        late = door.post("/v1/responses", input=[*items, items[0]])
+        late = door.post(RESPONSES, input=[*items, items[0]])
         assert (late.status_code, "only as the first" in late.text) == (400, True)
 
 
