@@ -157,21 +157,6 @@ def test_charts_and_timeline_show_what_happened(page: Page) -> None:
     page.locator(f'#timeline svg:not([width="{before}"])').wait_for()
 
 
-def test_what_becomes_of_a_tree_is_told_by_what_was_decided(page: Page) -> None:
-    """5 - 6 - 7, beside 6 an 8 with 9 behind it; 5 is accepted, 8 decided for 6, and a late child of 6 is void."""
-    fates = page.evaluate("""async () => {
-      const { Session } = await import("/console/session.js"), session = new Session();
-      const told = { type: "proposed", source: 1, chain: 0, base: 3, draft_us: 1, at_us: 1 };
-      session.take({ ...told, offset: 0, tokens: [5, 6, 7], parents: [], texts: ["5", "6", "7"] });
-      session.take({ ...told, offset: 3, tokens: [8, 9, 1], parents: [0, 3, 0], texts: ["8", "9", "1"] });
-      const verdict = { type: "judged", kind: "DRAFTER", source: 1, position: 3, tokens: [5, 8], tested: 3, plan: "" };
-      session.take({ ...verdict, outcomes: ["accepted", "recovered"], at_us: 2, ended_us: 2 });
-      const of = (name) => session.proposed.map((one) => one[name]);
-      return [of("fates"), of("positions"), session.judged[0].chain];
-    }""")
-    assert fates == [[["accepted", "refused", "refused"], ["waiting", "pending", "pruned"]], [[3, 4, 5], [4, 5, 4]], 0]
-
-
 # Of a session of one source, whose trees begin behind position 2, in the page's own words.
 SESSION = """
   const { Session } = await import("/console/session.js"), { grown } = await import("/console/tree.js");
@@ -184,6 +169,18 @@ SESSION = """
   const tree = (first, last) => grown(session, first, last).map(
     ({ text, kind, found, parent, row }) => [text, kind, found, parent.text ?? "", row ?? null]);
 """
+
+
+def test_what_becomes_of_a_tree_is_told_by_what_was_decided(page: Page) -> None:
+    """5 - 6 - 7, beside 6 an 8 with 9 behind it; 5 is accepted, 8 decided for 6, and a late child of 6 is void."""
+    fates = page.evaluate(f"""async () => {{{SESSION}
+      propose(0, [5, 6, 7], []);
+      propose(3, [8, 9, 1], [0, 3, 0]);
+      judge(3, [5, 8], ["accepted", "recovered"], 3);
+      const of = (name) => session.proposed.map((one) => one[name]);
+      return [of("fates"), of("positions"), session.judged[0].chain];
+    }}""")
+    assert fates == [[["accepted", "refused", "refused"], ["waiting", "pending", "pruned"]], [[3, 4, 5], [4, 5, 4]], 0]
 
 
 def test_a_tree_grows_and_is_pruned(page: Page) -> None:

@@ -22,13 +22,12 @@ from specwire.text.tool_calls.parser import (
     CallBegun,
     CallDelta,
     CallEnded,
-    ContentDelta,
     OutputEvent,
     OutputParser,
     ParsedCall,
     ParsedOutput,
-    ReasoningDelta,
     gathered,
+    merged_events,
 )
 from specwire.text.tool_calls.readers import ToolFunction
 from specwire.text.tool_calls.values import SchemaTypes, SpacedValue, typed
@@ -55,28 +54,6 @@ def events_of(
 
 def parsed(form: str | None, text: str, thinking: bool | None = None) -> ParsedOutput:
     return gathered(events_of(form, [text], thinking))
-
-
-def told(events: list[OutputEvent]) -> list[Any]:
-    """What a client that merges deltas has at the end: by kind, and calls by index."""
-    calls: dict[int, list[Any]] = {}
-    content = reasoning = ""
-    for event in events:
-        match event:
-            case ContentDelta():
-                content += event.text
-            case ReasoningDelta():
-                reasoning += event.text
-            case CallBegun():
-                assert event.index == len(calls)
-                calls[event.index] = [event.name, "", None]
-            case CallDelta():
-                assert event.arguments
-                calls[event.index][1] += event.arguments
-            case CallEnded():
-                calls[event.index][2] = event.whole
-    assert all(ended is not None for _, _, ended in calls.values())
-    return [reasoning, content, calls]
 
 
 WEATHER = '{"city": "Köln}", "days": [1, -2.5e3, true, null], "o": {"a\\"": "\\u00e9\\n"}}'
@@ -192,8 +169,7 @@ def test_how_a_text_is_cut_changes_nothing(form: str, text: str, thinking: bool 
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     for cut in (pieces, list(text)):
         found = events_of(form, cut, thinking)
-        assert told(found) == told(whole)
-        assert gathered(found) == gathered(whole)
+        assert merged_events(found) == merged_events(whole)
     for call in gathered(whole).calls:
         assert call.name in ("f", "get_weather")
         assert isinstance(json.loads(call.arguments), dict)
@@ -548,9 +524,9 @@ def read(form: str, *pieces: str) -> tuple[str, Calls]:
 def test_whole_calls_at_every_boundary(form: str, text: str, content: str, calls: Calls) -> None:
     assert read(form, text) == (content, calls)
     assert read(form, *text) == (content, calls)
-    whole = told(events_of(form, [text], None, WRITERS))
+    whole = merged_events(events_of(form, [text], None, WRITERS))
     for cut in range(1, len(text)):
-        assert told(events_of(form, [text[:cut], text[cut:]], None, WRITERS)) == whole
+        assert merged_events(events_of(form, [text[:cut], text[cut:]], None, WRITERS)) == whole
 
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), FAMILIES)

@@ -255,7 +255,8 @@ def test_predictions_and_references_save_forwards_and_change_nothing(door: Front
         return {"prediction": {"type": "content", "content": content}}
 
     parts = [{"type": "text", "text": text} for text in ("8 8 9 9 ", whole)]
-    asked = [{}, predicted(whole), predicted(wrong), predicted(parts), {"references": ["8 9 " * 5000, whole]}]
+    referring: dict[str, object] = {"references": ["8 9 " * 5000, whole]}
+    asked = [{}, predicted(whole), predicted(wrong), predicted(parts), referring]
 
     def saves_more(seen: list[tuple[int, int, int]]) -> bool:
         """How wide windows are is measured, and on a busy machine not in every text the same."""

@@ -563,9 +563,3 @@ def test_where_the_template_opens_none_the_form_is_all(known: Front) -> None:
             assert choice["finish_reason"] == "stop"
             assert is_thing(choice["message"]["content"])
             assert "reasoning_content" not in choice["message"]
-
-
-def test_a_form_that_is_none_is_named_by_the_field(thinking: Front) -> None:
-    wrong = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "frob"}}}
-    refused = thinking.post(CHAT, messages=ASKED, response_format=wrong)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
