@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +98,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny(tmp_path_factory.mktemp("target"), 1)
 
 
-@asynccontextmanager
-async def served(target: str, *drafts: str, **changes: Any) -> AsyncIterator[Stack]:
-    async with stack(target, *drafts, **changes) as running:
-        yield running
-
-
 async def test_every_text_fits_and_is_the_same_whoever_drafts(target: str, tmp_path: Path) -> None:
     """Nobody, the text itself, a good drafter, a random one."""
     good, bad = tiny(tmp_path / "good", 2, like=target, noise=0.01), tiny(tmp_path / "bad", 9)
-    async with served(target, good, plan="stream:4,8,4", patient=True) as running:
+    async with stack(target, good, plan="stream:4,8,4", patient=True) as running:
         plain = await told(running, drafting=False)
         ngram = await told(running, drafting=False, ngram=True)
         helped = await asked(lambda: told(running), lambda found: sum(each.stats.accepted for each in found.values()))
-    async with served(target, bad, plan="stream:4,8") as running:
+    async with stack(target, bad, plan="stream:4,8") as running:
         misled = await told(running)
     assert exact(plain) == exact(ngram) == exact(helped) == exact(misled)
     for found in (plain, ngram, helped, misled):
@@ -122,7 +116,7 @@ async def test_every_text_fits_and_is_the_same_whoever_drafts(target: str, tmp_p
 async def test_completions_of_one_prompt_fit_each(target: str) -> None:
     wish = RequestOptions(json_schema=SCHEMA, temperature=1.0, seed=2, max_tokens=LENGTH)
     before = nurseries()
-    async with served(target) as running:
+    async with stack(target) as running:
         several = await running.client.complete_many(PROMPT, 3, **wish)
         ended = [each for each in several if each.finish_reason is FinishReason.EOS]
         assert len({each.tokens for each in several}) == 3
@@ -173,7 +167,7 @@ STUCK: list[tuple[RequestOptions, str]] = [
 
 
 async def test_what_cannot_be_served_is_refused_and_costs_nobody_else_anything(target: str) -> None:
-    async with served(target) as running:
+    async with stack(target) as running:
         ordinary = asyncio.create_task(running.client.complete(PROMPT, max_tokens=300, ignore_eos=True))
         refused = [(*each, grpc.StatusCode.INVALID_ARGUMENT) for each in REFUSED]
         for options, message, code in [*refused, *((*each, grpc.StatusCode.OUT_OF_RANGE) for each in STUCK)]:
@@ -187,7 +181,7 @@ async def test_what_cannot_be_served_is_refused_and_costs_nobody_else_anything(t
 
 async def test_without_the_library_it_is_said_what_to_install(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specwire.text.constraints.installed_version", lambda: "")
-    async with served(target, target) as running:
+    async with stack(target, target) as running:
         with pytest.raises(SpecwireError) as caught:
             await running.client.complete(PROMPT, regex="a", max_tokens=5)
         assert (await running.client.complete(PROMPT, max_tokens=3)).tokens

@@ -7,8 +7,8 @@ are those of the target alone (tests/reference_target.py), the text is cut where
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -66,19 +66,6 @@ NO_OPTIONS |= {"take_over", "note", "sources", "provisional"}
 RULES = {0.0: "greedy", 0.9: "coupled"}
 
 
-@asynccontextmanager
-async def serving() -> AsyncIterator[tuple[AsyncClient, ...]]:
-    """Stacks without a drafter, with a good one, and with a random one; the latter two wait for what is drafted."""
-    async with (
-        stack(f"{MODEL}:delay_ms=4", slots=32) as plain,
-        stack(f"{MODEL}:delay_ms=4", f"{MODEL}:agree=0.8", plan="stream:2,6,2", slots=32, patient=True) as good,
-        stack(
-            f"{MODEL}:delay_ms=4", f"scripted:99:vocab={VOCABULARY}", plan="stream:2,6,2", slots=32, patient=True
-        ) as bad,
-    ):
-        yield plain.client, good.client, bad.client
-
-
 async def ways(clients: tuple[AsyncClient, ...], wish: RequestOptions) -> list[Completion]:
     """Nobody drafts, the text itself, a good drafter, a random one."""
     off: RequestOptions = {**wish, "drafting": False}
@@ -120,8 +107,18 @@ def check(wish: RequestOptions, done: Completion) -> None:
 
 
 async def compared(wishes: Mapping[str, RequestOptions]) -> dict[str, list[Completion]]:
-    """Each wish's completions, which are the same in all ways."""
-    async with serving() as clients:
+    """Each wish's completions, which are the same in all ways.
+
+    There are stacks without a drafter, with a good one, and with a random one; the latter two wait for what is drafted.
+    """
+    target = f"{MODEL}:delay_ms=4"
+    more: dict[str, Any] = {"plan": "stream:2,6,2", "slots": 32, "patient": True}
+    async with (
+        stack(target, slots=32) as plain,
+        stack(target, f"{MODEL}:agree=0.8", **more) as good,
+        stack(target, f"scripted:99:vocab={VOCABULARY}", **more) as bad,
+    ):
+        clients = plain.client, good.client, bad.client
         found = await asyncio.gather(*(ways(clients, wish) for wish in wishes.values()))
     for name, wish, each in zip(wishes, wishes.values(), found, strict=True):
         assert len({told(done) for done in each}) == 1, (name, [told(done) for done in each])
