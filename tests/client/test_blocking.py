@@ -17,6 +17,7 @@ from tests.client.service import STARTED, Scripted, serving
 async def test_a_generation_and_the_rest_of_the_service() -> None:
     def work(address: str) -> None:
         with Client(address) as client:
+            assert client.address == address
             assert len(list(client.generate("x"))) == 4
             completion = client.complete([1, 2], max_tokens=3)
             assert (completion.text, completion.finish_reason) == ("abc", FinishReason.LENGTH)
@@ -55,6 +56,17 @@ async def test_failures_have_their_code_and_message() -> None:
     failure = StatusError(grpc.StatusCode.NOT_FOUND, "no such session")
     async with serving(Scripted(events=(), failure=failure)) as address:
         await asyncio.to_thread(work, address)
+
+
+async def test_a_service_that_cannot_serve_now_is_asked_again() -> None:
+    def work(address: str) -> None:
+        with Client(address, patience=0.5) as client, pytest.raises(SpecwireError, match="the log does not answer"):
+            client.get_session("s-1")
+
+    servicer = Scripted(failure=StatusError(grpc.StatusCode.UNAVAILABLE, "the log does not answer", 0.01))
+    async with serving(servicer) as address:
+        await asyncio.to_thread(work, address)
+    assert len(servicer.asked) > 1
 
 
 async def test_leaving_early_and_closing_cancel_the_session() -> None:
