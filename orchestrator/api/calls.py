@@ -24,13 +24,7 @@ from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Cursor, OutputTimings, SessionFailure, SessionView
 from orchestrator.session.stats import Trace, stats_of
 from orchestrator.sessions import END_LIMIT_S, Orchestrator
-from orchestrator.store import (
-    MissingSession,
-    SessionRecord,
-    StoredSession,
-    StoreError,
-    StoreUnavailable,
-)
+from orchestrator.store import MissingSession, SessionRecord, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.base import NONE_OF_IT, deleted
 from orchestrator.store.encoding import TOKEN_BYTES
 from orchestrator.tenants import ANONYMOUS, check_owner, no_session
@@ -539,10 +533,7 @@ class GenerationApi(generation_pb2_grpc.GenerationServiceServicer):
         targets = [self._of_all(target) for target in self._orchestrator.pool.targets()]
         drafters = [described(d.info) for d in self._orchestrator.pool.drafters if d.up and d.info is not None]
         return pb.GetServerInfoResponse(
-            target=targets[0],
-            drafters=drafters,
-            durability=self._orchestrator.store.durability,
-            targets=targets,
+            target=targets[0], drafters=drafters, durability=self._orchestrator.store.durability, targets=targets
         )
 
     def _of_all(self, target: Target) -> common_pb2.GetModelInfoResponse:

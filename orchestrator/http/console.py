@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from orchestrator.api.calls import Part
 from orchestrator.chat.models import ChatModel
 from orchestrator.http.endpoint import Call, HttpService
 from orchestrator.http.errors import failure_of
-from orchestrator.http.openai.answers import DONE, EventStream, event, figures
+from orchestrator.http.openai.answers import DONE, EventStream, event
 from orchestrator.http.openai.completions import prompts_of, sessions_of
 from orchestrator.http.openai.requests import take_completion
 from orchestrator.peers.peer import DrafterPeer, VerifierPeer
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import SessionView
-from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us, stats_of
+from orchestrator.session.stats import Traced, TracedProposal, TracedVerdict, now_us
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import finite
 from specwire.core.messages import Emit, EmitEnd
@@ -36,7 +36,7 @@ from specwire.rpc.link import Link
 
 Json = dict[str, Any]
 
-# Most events that wait for a page that reads slowly. Further events beside the text are left out and counted.
+# Most events that wait for a page that reads slowly. Further events beside the text are left out.
 MOST_WAITING = 256
 MOST_SESSIONS = 100
 
@@ -68,8 +68,8 @@ class ConsoleEndpoints:
         """Services, and the caller's own sessions."""
         orchestrator = self._service.orchestrator
         pool, served = orchestrator.pool, self._service.all_served()[0]
-        running = [each for each in orchestrator.sessions.values() if each.view.output.end is None]
-        own = [each for each in running if each.view.record.tenant == call.tenant]
+        own = [each for each in orchestrator.sessions.values() if each.view.record.tenant == call.tenant]
+        running = [each for each in own if each.view.output.end is None]
         return JSONResponse(
             {
                 "target": {"model": served.name, "vocabulary": served.target.info.vocabulary},
@@ -79,8 +79,7 @@ class ConsoleEndpoints:
                 "unready": orchestrator.unready,
                 "verifiers": [_verifier(each) for each in pool.verifiers],
                 "drafters": [_peer(each) for each in pool.drafters],
-                "running": len(running),
-                "sessions": [_session(each) for each in own[-MOST_SESSIONS:]],
+                "sessions": [_session(each) for each in running[-MOST_SESSIONS:]],
             }
         )
 
@@ -106,9 +105,7 @@ def _session(driver: SessionDriver) -> Json:
     return {
         "id": view.record.session_id[:8],
         "state": driver.session.state.value,
-        "prompt_tokens": len(view.record.prompt),
         "tokens": len(view.output.tokens),
-        "readers": view.readers.count,
         "plan": view.stats.plan,
     }
 
@@ -119,15 +116,11 @@ class ConsoleStream:
     def __init__(self, served: ChatModel) -> None:
         self._served = served
         self._waiting: asyncio.Queue[Json | None] = asyncio.Queue(MOST_WAITING)
-        self._left_out = 0
-        self._view: SessionView | None = None
 
     def note(self, traced: Traced) -> None:
         """Something happened in the session."""
-        try:
+        with suppress(asyncio.QueueFull):
             self._waiting.put_nowait(self._traced(traced))
-        except asyncio.QueueFull:
-            self._left_out += 1
 
     async def stream(self, parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
         """Events until the session's end. The session ends when this is closed."""
@@ -152,15 +145,7 @@ class ConsoleStream:
     def _part(self, part: Part) -> Json:
         match part:
             case SessionView():
-                self._view, sampling = part, part.record.sampling
-                return {
-                    "type": "started",
-                    "session": part.record.session_id,
-                    "prompt_tokens": len(part.record.prompt),
-                    "at_us": now_us(),
-                    "seed": str(sampling.seed),
-                    "rule": sampling.rule_name,
-                }
+                return {"type": "started", "prompt_tokens": len(part.record.prompt), "at_us": now_us()}
             case Emit():
                 return {
                     "type": "chunk",
@@ -173,15 +158,12 @@ class ConsoleStream:
                     "logprobs": [finite(known.logprob) for known in part.logprobs],
                 }
             case EmitEnd():
-                known = self._view
                 return {
                     "type": "finished",
                     "at_us": now_us(),
                     "reason": part.end.reason.name.lower(),
                     "text": part.text,
                     "text_length": part.end.text_length,
-                    "stats": {} if known is None else figures(stats_of(known.stats, len(known.record.prompt))),
-                    "left_out": self._left_out,
                 }
 
     def _traced(self, traced: Traced) -> Json:

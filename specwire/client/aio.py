@@ -275,12 +275,7 @@ class AsyncClient:
         return info
 
     async def score_text(
-        self,
-        prefix: Text,
-        continuations: Sequence[Sequence[Text]],
-        *,
-        model: str = "",
-        timeout: float = TIMEOUT_S,
+        self, prefix: Text, continuations: Sequence[Sequence[Text]], *, model: str = "", timeout: float = TIMEOUT_S
     ) -> list[TextScore]:
         """How probable the target finds each continuation of `prefix`; nothing is generated.
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from specwire.client.events import invalid
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.sampling import SEED_BITS, seed_of
-from specwire.v1 import common_pb2, generation_pb2
+from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -20,11 +20,7 @@ from specwire.v1 import generation_pb2 as pb
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
-CHOICES = {
-    "auto": pb.TOOL_CHOICE_AUTO,
-    "none": pb.TOOL_CHOICE_NONE,
-    "required": pb.TOOL_CHOICE_REQUIRED,
-}
+CHOICES = {"auto": pb.TOOL_CHOICE_AUTO, "none": pb.TOOL_CHOICE_NONE, "required": pb.TOOL_CHOICE_REQUIRED}
 # What a message may say.
 TEXTS = ("role", "content", "tool_call_id", "name", "reasoning_content")
 
@@ -147,10 +143,10 @@ Prompt = Text | Chat
 
 # By whether drafters may propose, and whether the verifier may.
 DRAFTING = {
-    (True, True): generation_pb2.DRAFTING_AUTOMATIC,
-    (True, False): generation_pb2.DRAFTING_DRAFTERS,
-    (False, True): generation_pb2.DRAFTING_NGRAM,
-    (False, False): generation_pb2.DRAFTING_OFF,
+    (True, True): pb.DRAFTING_AUTOMATIC,
+    (True, False): pb.DRAFTING_DRAFTERS,
+    (False, True): pb.DRAFTING_NGRAM,
+    (False, False): pb.DRAFTING_OFF,
 }
 # Kinds of sources, as `Sources` of the wire names them.
 SOURCES = ("drafters", "ngram", "heads")
@@ -232,7 +228,7 @@ class RequestOptions(TypedDict, total=False):
     private: bool
 
 
-def generate_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generation_pb2.GenerateRequest:
+def generate_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> pb.GenerateRequest:
     """One completion.
 
     Args:
@@ -245,7 +241,7 @@ def generate_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> gener
     if unknown := options.keys() - RequestOptions.__annotations__.keys():
         raise TypeError(f"there are no such options: {', '.join(sorted(unknown))}")
     stop = options.get("stop", ())
-    request = generation_pb2.GenerateRequest(
+    request = pb.GenerateRequest(
         sampling=_sampling(options),
         stopping=_stopping(options),
         stop=[_text("stop", each) for each in ((stop,) if isinstance(stop, str) else stop)],
@@ -264,7 +260,7 @@ def generate_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> gener
     return request
 
 
-def _put_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None:
+def _put_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, Chat):
         request.chat.CopyFrom(chat_to_wire(prompt))
         return
@@ -275,23 +271,22 @@ def _put_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None
     request.tokens.SetInParent()  # an empty list is still a list of ids, for the service to refuse
 
 
-def score_request(prefix: Text, continuations: Sequence[Sequence[Text]], model: str) -> generation_pb2.ScoreTextRequest:
+def score_request(prefix: Text, continuations: Sequence[Sequence[Text]], model: str) -> pb.ScoreTextRequest:
     """See `Client.score_text`. Raises SpecwireError (INVALID_ARGUMENT)."""
-    return generation_pb2.ScoreTextRequest(
+    return pb.ScoreTextRequest(
         prefix=_text_part("prefix", prefix),
         continuations=[
-            generation_pb2.ScoredText(parts=[_text_part("continuations", part) for part in parts])
-            for parts in continuations
+            pb.ScoredText(parts=[_text_part("continuations", part) for part in parts]) for parts in continuations
         ],
         model=_text("model", model),
         request_id=request_id(),
     )
 
 
-def _text_part(field: str, part: Text) -> generation_pb2.TextPart:
+def _text_part(field: str, part: Text) -> pb.TextPart:
     if isinstance(part, str):
-        return generation_pb2.TextPart(text=_text(field, part))
-    return generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=[_unsigned(field, token) for token in part]))
+        return pb.TextPart(text=_text(field, part))
+    return pb.TextPart(tokens=pb.TokenIds(ids=[_unsigned(field, token) for token in part]))
 
 
 def _listed(references: Sequence[Text]) -> Sequence[Text]:
@@ -301,27 +296,27 @@ def _listed(references: Sequence[Text]) -> Sequence[Text]:
     return references
 
 
-def _put_prediction(request: generation_pb2.GenerateRequest, prediction: Text) -> None:
+def _put_prediction(request: pb.GenerateRequest, prediction: Text) -> None:
     if isinstance(prediction, str):
         request.prediction_text = _text("prediction", prediction)
     elif prediction:
         request.prediction_tokens.ids.extend(_unsigned("prediction", token) for token in prediction)
 
 
-def _drafting(drafting: bool, ngram: bool | None, sources: Sequence[str] | None) -> generation_pb2.Drafting:
+def _drafting(drafting: bool, ngram: bool | None, sources: Sequence[str] | None) -> pb.Drafting:
     if sources is None:
         return DRAFTING[drafting, drafting if ngram is None else ngram]
     if not drafting or ngram is not None:
         raise invalid("sources", "contradicts drafting and ngram: give those or this")
-    return generation_pb2.DRAFTING_UNSPECIFIED
+    return pb.DRAFTING_UNSPECIFIED
 
 
-def _sources(named: Sequence[str] | None) -> generation_pb2.Sources | None:
+def _sources(named: Sequence[str] | None) -> pb.Sources | None:
     if named is None:
         return None
     if isinstance(named, str) or any(name not in SOURCES for name in named):
         raise invalid("sources", f"must be a list of {', '.join(SOURCES)}, not {named!r}")
-    return generation_pb2.Sources(**{name: name in named for name in SOURCES})
+    return pb.Sources(**{name: name in named for name in SOURCES})
 
 
 def _stopping(options: RequestOptions) -> common_pb2.Stopping:
@@ -361,8 +356,7 @@ def _report(logprobs: int | None, logprobs_of: str) -> common_pb2.Sampling:
     if logprobs_of not in LOGPROBS_OF:
         raise invalid("logprobs_of", f"must be model or processed, not {logprobs_of!r}")
     return common_pb2.Sampling(
-        logprobs=None if logprobs is None else _unsigned("logprobs", logprobs),
-        logprobs_of=LOGPROBS_OF[logprobs_of],
+        logprobs=None if logprobs is None else _unsigned("logprobs", logprobs), logprobs_of=LOGPROBS_OF[logprobs_of]
     )
 
 
@@ -416,8 +410,8 @@ def request_id() -> str:
     return secrets.token_urlsafe(REQUEST_ID_BYTES)
 
 
-def watch_request(session_id: str, from_position: int, prefix_hash: int | None) -> generation_pb2.WatchRequest:
-    request = generation_pb2.WatchRequest(
+def watch_request(session_id: str, from_position: int, prefix_hash: int | None) -> pb.WatchRequest:
+    request = pb.WatchRequest(
         session_id=_text("session_id", session_id), from_position=_unsigned("from_position", from_position)
     )
     if prefix_hash is not None:

@@ -35,7 +35,8 @@ from specwire.core.text import extend_hash
 from specwire.rpc.channel import Backoff
 from specwire.rpc.convert import logprobs_from_wire, outcomes_from_wire, reason_from_wire
 from specwire.telemetry.logs import SHOWN_CHARACTERS
-from specwire.v1 import common_pb2, generation_pb2
+from specwire.v1 import common_pb2
+from specwire.v1 import generation_pb2 as pb
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What to ask next, whom, and when.
@@ -126,7 +127,7 @@ class Attempts:
         return wait
 
 
-Request = generation_pb2.GenerateRequest | generation_pb2.WatchRequest
+Request = pb.GenerateRequest | pb.WatchRequest
 
 
 class Resumption:
@@ -162,7 +163,7 @@ class Resumption:
             return None
         self._begun, self.session_id = True, started.session_id
         self._position, self._hash = started.prompt_tokens, started.prompt_hash
-        if isinstance(self.request, generation_pb2.WatchRequest) and self.request.from_position > self._position:
+        if isinstance(self.request, pb.WatchRequest) and self.request.from_position > self._position:
             self._position = self.request.from_position
             self._hash = self.request.prefix_hash if self.request.HasField("prefix_hash") else None
         return started
@@ -188,10 +189,10 @@ class Resumption:
             raise self._explained(error)
         self._cause = self._cause or error
         if self.session_id:
-            self.request = generation_pb2.WatchRequest(
+            self.request = pb.WatchRequest(
                 session_id=self.session_id, from_position=self._position, prefix_hash=self._hash, take_over=True
             )
-        elif isinstance(self.request, generation_pb2.GenerateRequest) and self.request.request_id:
+        elif isinstance(self.request, pb.GenerateRequest) and self.request.request_id:
             # The session may have begun at a service that is gone.
             self.request.take_over |= error.reached and not full
 
@@ -205,7 +206,7 @@ class Resumption:
 # ----------------------------------------------------------------------------------------------------------------------
 # The service's messages as the values of `specwire.client.events`.
 
-Response = generation_pb2.GenerateResponse | generation_pb2.WatchResponse
+Response = pb.GenerateResponse | pb.WatchResponse
 
 
 def event_from_wire(message: Response) -> Event:
@@ -224,7 +225,7 @@ def event_from_wire(message: Response) -> Event:
     raise SpecwireError(grpc.StatusCode.INTERNAL, "the service answered with an event of no known kind")
 
 
-def _started(message: generation_pb2.Started, received_ns: int) -> Started:
+def _started(message: pb.Started, received_ns: int) -> Started:
     prompt_hash = message.prompt_hash if message.HasField("prompt_hash") else None
     prompt = PromptEcho(tuple(message.prompt.tokens), message.prompt.text) if message.HasField("prompt") else None
     sampling = _sampling(message.sampling)
@@ -242,7 +243,7 @@ def _sampling(message: common_pb2.Sampling) -> SamplingInForce:
     )
 
 
-def _chunk(message: generation_pb2.Chunk, received_ns: int) -> Chunk:
+def _chunk(message: pb.Chunk, received_ns: int) -> Chunk:
     return Chunk(
         position=message.position,
         tokens=tuple(message.tokens),
@@ -258,52 +259,36 @@ def _chunk(message: generation_pb2.Chunk, received_ns: int) -> Chunk:
 
 # By how a call ends on the wire.
 WHOLE = {
-    generation_pb2.TOOL_CALL_END_UNSPECIFIED: None,
-    generation_pb2.TOOL_CALL_END_WHOLE: True,
-    generation_pb2.TOOL_CALL_END_BROKEN: False,
+    pb.TOOL_CALL_END_UNSPECIFIED: None,
+    pb.TOOL_CALL_END_WHOLE: True,
+    pb.TOOL_CALL_END_BROKEN: False,
 }
 
 
-def _delta(message: generation_pb2.Chunk | generation_pb2.Finished) -> ChatDelta | None:
+def _delta(message: pb.Chunk | pb.Finished) -> ChatDelta | None:
     if not message.HasField("delta"):
         return None
     delta = message.delta
     return ChatDelta(delta.content, delta.reasoning, tuple(map(_call_delta, delta.tool_calls)))
 
 
-def _call_delta(message: generation_pb2.ToolCallDelta) -> ToolCallDelta:
+def _call_delta(message: pb.ToolCallDelta) -> ToolCallDelta:
     if message.end not in WHOLE:
         raise InvalidParameter("end", f"{message.end} is not a known value")
     return ToolCallDelta(message.index, message.id, message.name, message.arguments, WHOLE[message.end])
 
 
-def _logprobs(message: generation_pb2.Chunk) -> tuple[TokenLogprobs, ...]:
+def _logprobs(message: pb.Chunk) -> tuple[TokenLogprobs, ...]:
     if len(message.logprobs) not in (0, len(message.tokens)):
         raise InvalidParameter("logprobs", f"{len(message.logprobs)} for {len(message.tokens)} tokens")
     return logprobs_from_wire(message.logprobs)
 
 
-def _timings(message: generation_pb2.ChunkTimings) -> Timings:
-    step = message.step
-    return Timings(
-        message.forward_ended_ns,
-        message.verdict_received_ns,
-        message.durable_ns,
-        message.emitted_ns,
-        Step(
-            step.step,
-            step.sessions,
-            step.rows,
-            step.forward_us,
-            step.choose_us,
-            step.gap_us,
-            step.waited_us,
-            step.drafted_us,
-        ),
-    )
+def _timings(message: pb.ChunkTimings) -> Timings:
+    return _alike(Timings, message, step=_alike(Step, message.step, number=message.step.step))
 
 
-def _finished(message: generation_pb2.Finished, received_ns: int) -> Finished:
+def _finished(message: pb.Finished, received_ns: int) -> Finished:
     reason = reason_from_wire(message.reason)
     if reason is None:
         raise InvalidParameter("finish_reason", "is missing")
@@ -320,7 +305,7 @@ def _finished(message: generation_pb2.Finished, received_ns: int) -> Finished:
     )
 
 
-V = TypeVar("V", DrafterStats, SamplingInForce, Stats)
+V = TypeVar("V", DrafterStats, SamplingInForce, Stats, Step, Timings)
 
 
 def _alike(kind: type[V], message: Message, **others: Any) -> V:
@@ -333,7 +318,7 @@ def _immutable(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else tuple(value)
 
 
-def session_from_wire(message: generation_pb2.GetSessionResponse) -> SessionState:
+def session_from_wire(message: pb.GetSessionResponse) -> SessionState:
     """Raises SpecwireError (INTERNAL) for a reason that the protocol does not have."""
     try:
         reason = reason_from_wire(message.finish_reason)
@@ -351,7 +336,7 @@ def session_from_wire(message: generation_pb2.GetSessionResponse) -> SessionStat
     )
 
 
-def scores_from_wire(message: generation_pb2.ScoreTextResponse, wanted: int) -> list[TextScore]:
+def scores_from_wire(message: pb.ScoreTextResponse, wanted: int) -> list[TextScore]:
     """Raises SpecwireError (INTERNAL) for another number of scores than were asked for."""
     parts = [part for score in message.scores for part in score.parts]
     if len(message.scores) != wanted or any(len(part.tokens) != len(part.log_probabilities) for part in parts):

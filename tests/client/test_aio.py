@@ -81,7 +81,11 @@ async def test_options_reach_the_service() -> None:
             request_id="r",
         )
         await client.complete("text", stop="\n\n")
-    assert servicer.asked == [
+        await client.complete([])
+    *asked, empty = servicer.asked
+    assert isinstance(empty, generation_pb2.GenerateRequest)
+    assert empty.WhichOneof("prompt") == "tokens"
+    assert asked == [
         generation_pb2.GenerateRequest(
             tokens=generation_pb2.TokenIds(ids=[3, 0]),
             sampling=common_pb2.Sampling(temperature=0.5, top_k=4, top_p=0.25, seed=0, rule="coupled"),
@@ -100,26 +104,11 @@ async def test_options_reach_the_service() -> None:
     ]
 
 
-async def test_an_empty_list_of_ids_is_sent_as_such() -> None:
+async def test_sessions_can_be_watched_read_and_cancelled() -> None:
     servicer = Scripted()
     async with serving(servicer) as address, AsyncClient(address) as client:
-        await client.complete([])
-    request = servicer.asked[0]
-    assert isinstance(request, generation_pb2.GenerateRequest)
-    assert request.WhichOneof("prompt") == "tokens"
-
-
-async def test_watching_a_session() -> None:
-    servicer = Scripted()
-    async with serving(servicer) as address, AsyncClient(address) as client:
-        events = [event async for event in client.watch("s-1", 2, prefix_hash=5)]
-    assert len(events) == 4
-    assert servicer.asked == [generation_pb2.WatchRequest(session_id="s-1", from_position=2, prefix_hash=5)]
-
-
-async def test_sessions_can_be_read_and_cancelled() -> None:
-    servicer = Scripted()
-    async with serving(servicer) as address, AsyncClient(address) as client:
+        assert len([event async for event in client.watch("s-1", 2, prefix_hash=5)]) == 4
+        assert servicer.asked == [generation_pb2.WatchRequest(session_id="s-1", from_position=2, prefix_hash=5)]
         assert await client.get_session("s-1") == SessionState(2, (1, 2, 5), None, 9)
         await client.cancel("s-1")
         assert (await client.server_info()).durability == "memory"

@@ -66,10 +66,6 @@ def told_by(tool: Path, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-def model_of(door: Front) -> str:
-    return str(door.client.get("/v1/models").json()["data"][0]["id"])
-
-
 def counts_between(door: Front, run: Callable[[], T]) -> tuple[T, dict[str, int]]:
     """What `run` gives, and by how much the counters of /metrics rose meanwhile, once draft tokens were accepted."""
 
@@ -86,7 +82,7 @@ def counts_between(door: Front, run: Callable[[], T]) -> tuple[T, dict[str, int]
 def test_aiperf_reads_what_speculation_did_for_each_request(door: Front, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"text": "def add_{number}(a, b):"}}\n' for number in range(REQUESTS)))
-    arguments = ["profile", "--model", model_of(door), "--tokenizer", "demo/pair", "--url", door.url]
+    arguments = ["profile", "--model", door.model, "--tokenizer", "demo/pair", "--url", door.url]
     arguments += ["--use-server-token-count", "--endpoint-type", "chat", "--streaming", "--input-file", str(prompts)]
     arguments += ["--custom-dataset-type", "single_turn", "--request-count", str(REQUESTS), "--concurrency", "2"]
     arguments += ["--extra-inputs", f'{{"max_tokens": {TOKENS}, "ignore_eos": true, "temperature": 0}}']
@@ -108,7 +104,7 @@ def test_aiperf_reads_what_speculation_did_for_each_request(door: Front, tmp_pat
 
 @pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
 def test_vllms_benchmark_reads_acceptance(door: Front, tmp_path: Path) -> None:
-    arguments = ["--backend", "openai", "--base-url", door.url, "--model", model_of(door)]
+    arguments = ["--backend", "openai", "--base-url", door.url, "--model", door.model]
     arguments += ["--tokenizer", str(TARGET), "--dataset-name", "random", "--random-input-len", "24"]
     arguments += ["--random-output-len", str(TOKENS), "--num-prompts", str(REQUESTS), "--ignore-eos"]
     arguments += ["--temperature", "0", "--save-result", "--result-dir", str(tmp_path), "--result-filename", "out.json"]

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
+from orchestrator.session.stats import TracedVerdict
 from scripts.screenshots import browser, chromium
 from specwire.client import Client
+from specwire.core.messages import Outcome, SourceKind, Verdict
+from specwire.v1 import verify_pb2
 from tests.integration.stack_process import END_LIMIT, running
 from tests.wait import asked_blocking
 
@@ -153,25 +157,6 @@ def test_charts_and_timeline_show_what_happened(page: Page) -> None:
     page.locator(f'#timeline svg:not([width="{before}"])').wait_for()
 
 
-def test_what_becomes_of_a_tree_is_told_by_what_was_decided(page: Page) -> None:
-    """5 - 6 - 7, beside 6 an 8 with 9 behind it; 5 is accepted, 8 decided for 6, and a late child of 6 is void."""
-    fates = page.evaluate("""async () => {
-      const { Session } = await import("/console/session.js"), session = new Session();
-      const told = { type: "proposed", source: 1, chain: 0, base: 3, draft_us: 1, at_us: 1 };
-      session.take({ ...told, offset: 0, tokens: [5, 6, 7], parents: [], texts: ["5", "6", "7"] });
-      session.take({ ...told, offset: 3, tokens: [8, 9, 1], parents: [0, 3, 0], texts: ["8", "9", "1"] });
-      const verdict = { type: "judged", kind: "DRAFTER", source: 1, position: 3, tokens: [5, 8], tested: 3, plan: "" };
-      session.take({ ...verdict, outcomes: ["accepted", "recovered"], at_us: 2, ended_us: 2 });
-      const of = (name) => session.proposed.map((one) => one[name]);
-      return [of("fates"), of("positions"), session.judged[0].chain];
-    }""")
-    assert fates == [
-        [["accepted", "refused", "refused"], ["waiting", "pending", "pruned"]],
-        [[3, 4, 5], [4, 5, 4]],
-        0,
-    ]
-
-
 # Of a session of one source, whose trees begin behind position 2, in the page's own words.
 SESSION = """
   const { Session } = await import("/console/session.js"), { grown } = await import("/console/tree.js");
@@ -184,6 +169,18 @@ SESSION = """
   const tree = (first, last) => grown(session, first, last).map(
     ({ text, kind, found, parent, row }) => [text, kind, found, parent.text ?? "", row ?? null]);
 """
+
+
+def test_what_becomes_of_a_tree_is_told_by_what_was_decided(page: Page) -> None:
+    """5 - 6 - 7, beside 6 an 8 with 9 behind it; 5 is accepted, 8 decided for 6, and a late child of 6 is void."""
+    fates = page.evaluate(f"""async () => {{{SESSION}
+      propose(0, [5, 6, 7], []);
+      propose(3, [8, 9, 1], [0, 3, 0]);
+      judge(3, [5, 8], ["accepted", "recovered"], 3);
+      const of = (name) => session.proposed.map((one) => one[name]);
+      return [of("fates"), of("positions"), session.judged[0].chain];
+    }}""")
+    assert fates == [[["accepted", "refused", "refused"], ["waiting", "pending", "pruned"]], [[3, 4, 5], [4, 5, 4]], 0]
 
 
 def test_a_tree_grows_and_is_pruned(page: Page) -> None:
@@ -240,6 +237,45 @@ def test_no_two_lines_of_a_tree_cross(page: Page) -> None:
     lines = {(parent, above) for position, row, parent, above in nodes[1:] if row == above}
     for _, row, parent, above in nodes[1:]:
         assert not {(parent, between) for between in range(above + 1, row)} & lines
+
+
+def judged(at_us: int, verdict: Verdict, **step: int) -> dict[str, Any]:
+    """As the console is told it."""
+    traced = TracedVerdict.of(verdict, verify_pb2.StepTimings(forward_ended_ns=at_us * 1000, **step), 100.0, "")
+    told = {name: getattr(traced, name) for name in TracedVerdict.__slots__}
+    texts, outcomes = ["x"] * len(verdict.tokens), [outcome.name.lower() for outcome in verdict.outcomes]
+    return {"type": "judged", **told, "texts": texts, "outcomes": outcomes, "at_us": at_us + 500}
+
+
+def test_what_a_head_saved_is_told_beside_the_others(page: Page) -> None:
+    guessed = Verdict(3, (7, 8), (Outcome.ACCEPTED, Outcome.RECOVERED), 3, kind=SourceKind.HEAD)
+    events = [
+        {"type": "started", "at_us": 0, "prompt_tokens": 3},
+        judged(9_000, guessed, forward_us=3_000, drafted_us=1_200, sessions=1, rows=4),
+        judged(19_000, Verdict(5, (9,), (Outcome.DIRECT,), 0), forward_us=2_000, sessions=1, rows=1),
+    ]
+    texts, saved, titles = page.evaluate(
+        """async (events) => {
+          const { Session } = await import("/console/session.js"), { draw } = await import("/console/timeline.js");
+          const { figures, savers } = await import("/console/figures.js");
+          const session = new Session(), elements = {}, box = document.createElement("div");
+          const of = (id) => (elements[id] ??= document.createElement("div"));
+          for (const event of events) session.take(event);
+          figures(of, session, session, null);
+          draw(box, session, 1, null);
+          const texts = Object.fromEntries(Object.entries(elements).map(([id, one]) => [id, one.textContent]));
+          return [texts, savers(session), Array.from(box.querySelectorAll("title"), (one) => one.textContent)];
+        }""",
+        events,
+    )
+    assert texts["by_head"] == "1 of 2"
+    assert texts["by_ngram"] == texts["by_drafter"] == "none tested"
+    assert texts["plan"] == "nothing drafts; heads saved 1 forward"
+    assert saved == "1 forward saved (1 by heads)"
+    assert [title.partition("\n")[0] for title in titles if title.startswith("forward")] == [
+        "forward of 3.0 ms, behind 1.2 ms of a head, window of 3 from a head",
+        "forward of 2.0 ms, window of 0",
+    ]
 
 
 def test_a_drafter_elsewhere_is_seen_to_find_corrections_waiting(opened: Browser, tmp_path: Path) -> None:

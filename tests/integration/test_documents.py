@@ -23,10 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 import yaml
@@ -117,12 +115,7 @@ class Desk:
             "NO_COLOR": "1",
         }
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._stop(list(self._services.values()))
 
     def read(self, blocks: Iterable[Block]) -> None:
@@ -133,7 +126,7 @@ class Desk:
                 self._run(block)
         except BaseException:
             with suppress(PageFailed):  # the first error is the one that is reported
-                self._stop(list(self._services.values()))
+                self.close()
             raise
         self._stop([each for command, each in self._services.items() if command not in self._kept])
 
@@ -270,7 +263,7 @@ def desk() -> Iterator[Desk]:
     with (
         RedisServer(port=port, bind="127.0.0.1"),
         tempfile.TemporaryDirectory(prefix="sw-", dir="/tmp") as folder,
-        Desk(Path(folder), port, shared(BLOCKS)) as running,
+        closing(Desk(Path(folder), port, shared(BLOCKS))) as running,
     ):
         yield running
 

@@ -35,14 +35,18 @@ def text(address: str) -> str:
         return client.complete(PROMPT, max_tokens=60).text
 
 
+def ran(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
 def said_by(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = ran(*command)
     assert done.returncode == 0, done.stderr
     return done.stdout.removesuffix("\n")
 
 
 def assert_refused(*command: str) -> None:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = ran(*command)
     assert (done.returncode, done.stderr.partition(":")[0]) == (1, "status InvalidArgument")
 
 
@@ -125,21 +129,13 @@ def test_in_go(address: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["asyncio_client", "blocking_client"])
 def test_without_arguments_they_say_how_they_are_called(name: str) -> None:
-    command = [sys.executable, "-m", f"examples.{name}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = ran(sys.executable, "-m", f"examples.{name}")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"usage: {ROOT / 'examples' / name}.py ADDRESS PROMPT\n"
 
 
 def test_errors_are_told(address: str) -> None:
     """A status, in one line, and an exit code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.blocking_client", address, ""],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = ran(sys.executable, "-m", "examples.blocking_client", address, "")
     assert done.returncode == 1
     assert "INVALID_ARGUMENT" in done.stderr

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.http.front import MODEL, Front, another, front
-from tests.orchestrator.http.test_tools import HERMES
+from tests.orchestrator.http.front import HERMES, MODEL, Front, another, front
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain
 from tests.orchestrator.tiny import tiny
 
@@ -139,15 +138,8 @@ def door() -> Iterator[Front]:
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """Before a tiny model, whose words mean nothing: a grammar sees to its calls."""
     folder = tmp_path_factory.mktemp("tiny")
-    with (
-        front(tiny(folder / "target", 1)) as known,
-        another(known, chat_template=HERMES) as door,
-    ):
+    with front(tiny(folder / "target", 1)) as known, another(known, chat_template=HERMES) as door:
         yield door
-
-
-def model_of(door: Front) -> str:
-    return str(door.client.get("/v1/models").json()["data"][0]["id"])
 
 
 def said_by(*command: str, **environment: str) -> str:
@@ -179,13 +171,13 @@ def test_llm(door: Front, tmp_path: Path) -> None:
 
 
 def test_langchain(talking: Front) -> None:
-    said = said_by(str(CLIENTS / "python"), "-c", LANGCHAIN, f"{talking.url}/v1", model_of(talking))
+    said = said_by(str(CLIENTS / "python"), "-c", LANGCHAIN, f"{talking.url}/v1", talking.model)
     called = "weather ['city', 'days'] <class 'str'> <class 'int'>"
     assert said.splitlines() == [called, "True", "<class 'str'>"]
 
 
 def test_pydantic_ai(talking: Front) -> None:
-    said = said_by(str(CLIENTS / "python"), "-c", PYDANTIC_AI, f"{talking.url}/v1", model_of(talking))
+    said = said_by(str(CLIENTS / "python"), "-c", PYDANTIC_AI, f"{talking.url}/v1", talking.model)
     assert said.splitlines() == ["Weather True 1"]
 
 
@@ -194,7 +186,7 @@ def test_an_agent_that_edits_files(talking: Front, tmp_path: Path) -> None:
     call = json.dumps({"name": "bash", "arguments": {"command": COMMAND}})
     more = {"guided_choice": [f"<tool_call>\n{call}\n</tool_call>"]}
     asked = {"api_base": f"{talking.url}/v1", "api_key": "any", "max_tokens": 200, "extra_body": more}
-    config = {**AGENT, "model": {**AGENT["model"], "model_name": f"openai/{model_of(talking)}", "model_kwargs": asked}}
+    config = {**AGENT, "model": {**AGENT["model"], "model_name": f"openai/{talking.model}", "model_kwargs": asked}}
     config["environment"] = {**config["environment"], "cwd": str(tmp_path)}
     (tmp_path / "agent.yaml").write_text(json.dumps(config))  # JSON is YAML
     told = tmp_path / "told.json"

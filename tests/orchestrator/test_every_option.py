@@ -1,4 +1,4 @@
-"""Each option of a request alone, and random combinations of them, through the whole stack: none depends on who drafts.
+"""Each option of a request, through the whole stack: none depends on who drafts.
 
 Nobody, the text itself, a good drafter, a random one; at temperature 0 and above. Tokens, log-probabilities and the end
 are those of the target alone (tests/reference_target.py), the text is cut where a stop string begins.
@@ -7,13 +7,10 @@ are those of the target alone (tests/reference_target.py), the text is cut where
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from specwire.client import AsyncClient, Completion
 from specwire.client.requests import RequestOptions, generate_request
@@ -68,48 +65,6 @@ NO_OPTIONS |= {"take_over", "note", "sources", "provisional"}
 # Two names of the temperature's own rule; what the other rules are is no matter of options.
 RULES = {0.0: "greedy", 0.9: "coupled"}
 
-combinations = st.fixed_dictionaries(
-    {"temperature": st.sampled_from([0.0, 0.7, 1.5]), "seed": st.integers(0, (1 << 64) - 1)},
-    optional={
-        "top_k": st.sampled_from([1, 3, 6]),
-        "top_p": st.sampled_from([0.55, 0.83]),
-        "min_p": st.sampled_from([0.04, 0.31]),
-        "choice": st.integers(0, 3),
-        "repetition_penalty": st.sampled_from([0.8, 1.3]),
-        "presence_penalty": st.sampled_from([-0.7, 0.9]),
-        "frequency_penalty": st.sampled_from([-0.3, 0.4]),
-        "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, -2.0, 1.5]), max_size=3),
-        "reported": st.sampled_from(
-            [{"logprobs": 0}, {"logprobs": 3}, *({"logprobs": few, "logprobs_of": "processed"} for few in (0, 3))]
-        ),
-        "stop_ids": st.lists(st.integers(0, VOCABULARY - 1), max_size=2),
-        "stop": st.lists(st.sampled_from(["1", "4 ", "8 2", "0 6"]), min_size=1, max_size=2),
-        "min_tokens": st.sampled_from([4, 10]),
-        "max_tokens": st.sampled_from([10, 17, 30]),
-        "ignore_eos": st.booleans(),
-        "echo": st.booleans(),
-        "prediction": st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
-    },
-)
-
-
-def unfolded(drawn: dict[str, Any]) -> dict[str, Any]:
-    """With `reported`, whose options go together only, as these."""
-    return {name: value for name, value in drawn.items() if name != "reported"} | dict(drawn.get("reported", {}))
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[tuple[AsyncClient, ...]]:
-    """Stacks without a drafter, with a good one, and with a random one; the latter two wait for what is drafted."""
-    async with (
-        stack(f"{MODEL}:delay_ms=4", slots=32) as plain,
-        stack(f"{MODEL}:delay_ms=4", f"{MODEL}:agree=0.8", plan="stream:2,6,2", slots=32, patient=True) as good,
-        stack(
-            f"{MODEL}:delay_ms=4", f"scripted:99:vocab={VOCABULARY}", plan="stream:2,6,2", slots=32, patient=True
-        ) as bad,
-    ):
-        yield plain.client, good.client, bad.client
-
 
 async def ways(clients: tuple[AsyncClient, ...], wish: RequestOptions) -> list[Completion]:
     """Nobody drafts, the text itself, a good drafter, a random one."""
@@ -152,8 +107,18 @@ def check(wish: RequestOptions, done: Completion) -> None:
 
 
 async def compared(wishes: Mapping[str, RequestOptions]) -> dict[str, list[Completion]]:
-    """Each wish's completions, which are the same in all ways."""
-    async with serving() as clients:
+    """Each wish's completions, which are the same in all ways.
+
+    There are stacks without a drafter, with a good one, and with a random one; the latter two wait for what is drafted.
+    """
+    target = f"{MODEL}:delay_ms=4"
+    more: dict[str, Any] = {"plan": "stream:2,6,2", "slots": 32, "patient": True}
+    async with (
+        stack(target, slots=32) as plain,
+        stack(target, f"{MODEL}:agree=0.8", **more) as good,
+        stack(target, f"scripted:99:vocab={VOCABULARY}", **more) as bad,
+    ):
+        clients = plain.client, good.client, bad.client
         found = await asyncio.gather(*(ways(clients, wish) for wish in wishes.values()))
     for name, wish, each in zip(wishes, wishes.values(), found, strict=True):
         assert len({told(done) for done in each}) == 1, (name, [told(done) for done in each])
@@ -183,38 +148,9 @@ async def test_each_option_alone(base: RequestOptions) -> None:
 
 
 def test_no_option_is_left_out() -> None:
-    """`drafting` is asked for in four ways throughout, `n` below."""
+    """`drafting` is asked for in four ways throughout, `n` in tests/orchestrator/test_options.py."""
     messages = (common_pb2.Sampling, common_pb2.Stopping, generation_pb2.GenerateRequest)
     fields = {name for message in messages for name in message.DESCRIPTOR.fields_by_name} - NO_OPTIONS
     # tests/orchestrator/test_constrained.py, tests/orchestrator/http/test_tools.py
     constraints = {"json_schema", "regex", "choices", "grammar", "constraint_behind"}
     assert fields == {*ALONE, *constraints, "rule", "drafting", "n"} - {"nothing"}
-
-
-# Not made smaller: each try starts two stacks.
-@settings(
-    max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
-@given(st.lists(combinations.map(unfolded), min_size=20, max_size=20, unique_by=repr))
-async def test_random_combinations(several: list[dict[str, Any]]) -> None:
-    wishes: dict[str, RequestOptions] = {}
-    for number, wish in enumerate(several):
-        wishes[str(number)] = RequestOptions(max_tokens=LENGTH)
-        wishes[str(number)].update(wish)  # type: ignore[typeddict-item]  # keys of Options only
-    await compared(wishes)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_several_completions_are_the_same_whoever_drafts(temperature: float) -> None:
-    """`n`: that of each choice is what it is alone."""
-    wish = RequestOptions(max_tokens=LENGTH, temperature=temperature, seed=11, logprobs=1, presence_penalty=0.5)
-    async with serving() as (plain, good, bad):
-        undrafted: RequestOptions = {**wish, "drafting": False}
-        off, helped, misled = await asyncio.gather(
-            plain.complete_many(PROMPT, 3, **undrafted),
-            *(each.complete_many(PROMPT, 3, **wish) for each in (good, bad)),
-        )
-    for choice, each in enumerate(zip(off, helped, misled, strict=True)):
-        assert len({told(done) for done in each}) == 1
-        check({**wish, "choice": choice}, each[0])
-    assert len({done.tokens for done in off}) == (3 if temperature else 1)

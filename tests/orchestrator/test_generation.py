@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from contextlib import suppress
 from functools import partial
 
 import grpc
 import pytest
 
-from specwire.client import AsyncClient, Chunk, Completion, Finished, SpecwireError, Started, Stats
-from specwire.client.requests import Prompt, RequestOptions
+from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started, Stats
+from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
 from specwire.core.text import hash_of
 from specwire.rpc.errors import RETRY_AFTER
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, TURNS, drafted, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
 from tests.wait import asked
 from verify_service.engine import session_manager
 from verify_service.engine.messages import QueuePatience
@@ -49,13 +47,6 @@ async def test_greedy_text_is_the_targets(drafts: tuple[str, ...]) -> None:
     assert stats.accepted + stats.recovered + stats.bonus + stats.direct == stats.output_tokens == 60
     assert [done.outcomes.count(o) for o in Outcome] == [stats.accepted, stats.recovered, stats.bonus, stats.direct]
     check_sources(stats)
-
-
-async def test_a_good_drafter_saves_forwards() -> None:
-    async with stack(TARGET, DRAFT, plan=TURNS, patient=True) as running:
-        done = await drafted(lambda: running.client.complete(PROMPT, max_tokens=50, ignore_eos=True))
-    assert done.stats.target_forwards < 50
-    check_sources(done.stats)
 
 
 async def test_coupled_text_depends_on_the_seed_alone() -> None:
@@ -96,29 +87,6 @@ async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) ->
     assert done[off].stats.target_forwards == 240 > done[ngram].stats.target_forwards
 
 
-async def test_sources_chosen_by_name() -> None:
-    """One text, whoever may guess, and nobody else does."""
-    target = f"{TARGET}:memory=1:delay_ms=4"
-    async with stack(target, "scripted:99:vocab=64") as running:
-
-        async def told(*sources: str) -> Completion:
-            return await running.client.complete(PROMPT, max_tokens=120, ignore_eos=True, sources=sources)
-
-        none, drafters = await told(), await told("drafters")
-        ngram = await asked(partial(told, "ngram", "heads"), lambda done: done.stats.accepted_ngram)
-    assert [list(each.tokens) for each in (none, drafters, ngram)] == [plain(f"{TARGET}:memory=1", PROMPT, 120)] * 3
-    assert none.stats.proposed == drafters.stats.proposed_ngram == 0
-    assert none.stats.target_forwards == 120
-    assert ngram.stats.proposed == ngram.stats.proposed_ngram > 0
-
-
-async def test_sessions_side_by_side_do_not_mix() -> None:
-    prompts = [(n, n + 1) for n in range(2, 10)]
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        done = await asyncio.gather(*(running.client.complete(p, max_tokens=30, ignore_eos=True) for p in prompts))
-    assert [list(d.tokens) for d in done] == [plain(TARGET, p, 30) for p in prompts]
-
-
 async def test_stop_strings_cut_where_the_target_alone_would_be_cut() -> None:
     expected = plain(TARGET, PROMPT, 30)
     text = " ".join(map(str, expected))
@@ -133,46 +101,6 @@ async def test_stop_strings_cut_where_the_target_alone_would_be_cut() -> None:
     assert list(done.tokens) == expected[: len(done.tokens)]
     assert kept.tokens == (*PROMPT, *done.tokens)
     assert kept.finish_reason is FinishReason.STOP_STRING
-
-
-async def test_stop_ids_and_end_of_sequence() -> None:
-    expected = plain(TARGET, PROMPT, 30)
-    ends = "scripted:7:vocab=64:eos=0.1"
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        done = await running.client.complete(PROMPT, max_tokens=30, stop_ids=[expected[9]], ignore_eos=True)
-    first = expected.index(expected[9])
-    assert (list(done.tokens), done.finish_reason) == (expected[: first + 1], FinishReason.STOP_ID)
-    async with stack(ends, DRAFT) as running:
-        done = await running.client.complete(PROMPT, max_tokens=200)
-    expected = plain(ends, PROMPT, 200)
-    assert (list(done.tokens), done.finish_reason) == (expected[: expected.index(0) + 1], FinishReason.EOS)
-    assert done.text == " ".join(map(str, done.tokens))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "field"),
-    [
-        ("", {}, "prompt"),
-        ((), {}, "prompt"),
-        ((5, 64), {}, "prompt"),
-        ((5,) * 4096, {}, "prompt"),
-        (PROMPT, {"max_tokens": 5000}, "max_tokens"),
-        (PROMPT, {"temperature": math.nan}, "temperature"),
-        (PROMPT, {"temperature": -1.0}, "temperature"),
-        (PROMPT, {"temperature": 1.0, "top_p": 0.0}, "top_p"),
-        (PROMPT, {"rule": "coupled"}, "rule"),
-        (PROMPT, {"rule": "typical"}, "rule"),
-        (PROMPT, {"stop": [""]}, "stop"),
-        (PROMPT, {"stop_ids": [64]}, "stop_ids"),
-        (PROMPT, {"request_id": "x" * 129}, "request_id"),
-    ],
-)
-async def test_bad_input_names_the_field(prompt: Prompt, options: RequestOptions, field: str) -> None:
-    async with stack() as running:
-        with pytest.raises(SpecwireError, match=f"^{field}|: {field}") as refused:
-            await running.client.complete(prompt, **options)
-        assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert len((await running.client.complete(PROMPT, max_tokens=3, ignore_eos=True)).tokens) == 3
 
 
 async def test_a_deadline_ends_the_session_and_the_log_says_so() -> None:
@@ -257,27 +185,6 @@ async def test_without_room_a_client_is_told_when_to_ask_again(
             await running.client.complete(PROMPT, max_tokens=2)
         assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, seconds)
         await first.aclose()
-
-
-async def late(client: AsyncClient) -> bool:
-    """Whether a call's deadline passes, by whichever clock says so first: the service's, or the client's own."""
-    try:
-        done = await client.complete(PROMPT, max_tokens=2, timeout=0.5)
-    except SpecwireError as error:
-        return error.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    return done.finish_reason is FinishReason.DEADLINE and not done.tokens
-
-
-async def test_a_client_waits_for_room_in_turn() -> None:
-    async with stack(SLOW_TARGET, slots=1) as running:
-        first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
-        await anext(first)
-        await anext(first)  # its first token: it has the slot
-        waiting = asyncio.create_task(running.client.complete(PROMPT, max_tokens=2, ignore_eos=True))
-        assert await late(running.client)
-        assert not waiting.done()
-        await first.aclose()
-        assert list((await waiting).tokens) == plain(SLOW_TARGET, PROMPT, 2)
 
 
 async def test_unknown_sessions_are_not_found() -> None:

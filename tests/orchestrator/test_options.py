@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import grpc
@@ -81,12 +82,10 @@ async def test_whoever_leaves_ends_all_of_its_completions() -> None:
 
 
 REFUSED: list[tuple[Prompt, RequestOptions, dict[str, Any], str]] = [
-    (PROMPT, RequestOptions(min_p=1.5), {}, "min_p: must be from 0 to 1, not 1.5"),
-    (PROMPT, RequestOptions(repetition_penalty=-1.0), {}, "repetition_penalty: must be from 0.01 to 100, not -1.0"),
-    (PROMPT, RequestOptions(presence_penalty=2.5), {}, "presence_penalty: must be from -2 to 2, not 2.5"),
-    (PROMPT, RequestOptions(frequency_penalty=-2.5), {}, "frequency_penalty: must be from -2 to 2, not -2.5"),
-    (PROMPT, RequestOptions(logit_bias={64: 1.0}), {}, "logit_bias: token id 64 is outside 0..63"),
-    (PROMPT, RequestOptions(logprobs=21), {}, "logprobs: must be from 0 to 20, not 21"),
+    ("", RequestOptions(), {}, "prompt: must not be empty"),
+    ((5, 64), RequestOptions(), {}, "prompt: token id 64 is outside 0..63"),
+    (PROMPT, RequestOptions(temperature=math.nan), {}, "temperature: must be"),
+    (PROMPT, RequestOptions(rule="coupled"), {}, "rule: "),
     (
         PROMPT,
         RequestOptions(logprobs_of="model"),

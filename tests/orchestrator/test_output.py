@@ -134,15 +134,6 @@ async def test_a_long_log_does_not_hold_up_others() -> None:
 DIRECT = Outcome.DIRECT
 
 
-def test_text_that_was_withheld_is_not_lost_to_a_reader_that_comes_back() -> None:
-    output = Output(2)
-    output.add(Emit(2, (5, 6), (DIRECT, DIRECT), "a", (1, 2), (1, 1)))  # "b" may begin a stop string
-    output.add(Emit(4, (7,), (DIRECT,), "bc", (3,), (3,)))
-    back = output.cursor_at(4)
-    assert (back.tokens, back.characters) == (2, 1)
-    assert output.since(back).text == "bc"
-
-
 def test_a_position_within_a_piece_is_where_its_tokens_text_ends() -> None:
     output = Output(2)
     output.add(Emit(2, (5, 6), (DIRECT, DIRECT), "ab", (1, 2), (1, 2)))

@@ -463,6 +463,8 @@ async def test_an_answer_that_comes_in_parts_is_taken_in_as_it_comes() -> None:
         assert matcher.heard(LIMIT_S)
     assert matcher.known == (3,)
     assert [list(np.flatnonzero(mask)) for mask in matcher.masks((3,)) if mask is not None] == [[3], [0]]
+    matcher.ask((4,))  # nobody is there any more
+    assert (matcher.trouble, matcher.broken) == ("the process that holds it is gone: Broken pipe", True)
 
 
 def children_of(process: int) -> list[str]:

@@ -15,7 +15,6 @@ from specwire.text.tool_calls.formats import FORMATS, THOUGHT
 from specwire.text.tool_calls.grammar import MOST_REPEATED, call_grammar
 from specwire.text.tool_calls.parser import OutputParser, gathered
 from specwire.text.tool_calls.readers import MOST_HELD, ToolFunction
-from specwire.text.tool_calls.values import SchemaTypes
 
 SIZE, TIMES = 60, 8
 # A call of Python's for each of them.
@@ -143,17 +142,6 @@ def longest(held: object, seen: frozenset[int] = frozenset()) -> int:
     values = [*getattr(held, "__dict__", {}).values(), *(getattr(held, each) for each in slots if hasattr(held, each))]
     texts = [len(each) for each in values if isinstance(each, str)]
     return max([0, *texts, *(longest(each, seen | {id(held)}) for each in values)])
-
-
-def test_types_of_many_arguments_are_found_by_one_walk() -> None:
-    taken = []
-    for size in (SIZE, TIMES * SIZE):
-        schema = deep(size)
-        types = SchemaTypes(schema)
-        with counted() as calls:
-            assert {types.of(each) for each in schema["properties"].values()} == {frozenset(("integer", "null"))}
-        taken.append(calls[0])
-    assert taken[1] < 1.5 * TIMES * taken[0]
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -14,20 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.text.constraint_process import Grammars
-from specwire.text.tool_calls.formats import FORMATS, THOUGHT, ChatFamily
+from specwire.text.constraint_process import Grammars, Matching
+from specwire.text.tool_calls.formats import FORMATS, THOUGHT, ChatFamily, JsonStyle, PythonStyle
 from specwire.text.tool_calls.grammar import call_grammar
 from specwire.text.tool_calls.parser import (
     CallBegun,
     CallDelta,
     CallEnded,
-    ContentDelta,
     OutputEvent,
     OutputParser,
     ParsedCall,
     ParsedOutput,
-    ReasoningDelta,
     gathered,
+    merged_events,
 )
 from specwire.text.tool_calls.readers import ToolFunction
 from specwire.text.tool_calls.values import SchemaTypes, SpacedValue, typed
@@ -45,10 +45,7 @@ FORMAT_NAMES = sorted(FORMATS)
 
 
 def events_of(
-    form: str | None,
-    pieces: list[str],
-    thinking: bool | None = None,
-    functions: Sequence[ToolFunction] = FUNCTIONS,
+    form: str | None, pieces: list[str], thinking: bool | None = None, functions: Sequence[ToolFunction] = FUNCTIONS
 ) -> list[OutputEvent]:
     parser = OutputParser(FORMATS[form] if form else None, functions, thinking)
     events = [event for piece in pieces for event in parser.feed(piece)]
@@ -57,28 +54,6 @@ def events_of(
 
 def parsed(form: str | None, text: str, thinking: bool | None = None) -> ParsedOutput:
     return gathered(events_of(form, [text], thinking))
-
-
-def told(events: list[OutputEvent]) -> list[Any]:
-    """What a client that merges deltas has at the end: by kind, and calls by index."""
-    calls: dict[int, list[Any]] = {}
-    content = reasoning = ""
-    for event in events:
-        match event:
-            case ContentDelta():
-                content += event.text
-            case ReasoningDelta():
-                reasoning += event.text
-            case CallBegun():
-                assert event.index == len(calls)
-                calls[event.index] = [event.name, "", None]
-            case CallDelta():
-                assert event.arguments
-                calls[event.index][1] += event.arguments
-            case CallEnded():
-                calls[event.index][2] = event.whole
-    assert all(ended is not None for _, _, ended in calls.values())
-    return [reasoning, content, calls]
 
 
 WEATHER = '{"city": "Köln}", "days": [1, -2.5e3, true, null], "o": {"a\\"": "\\u00e9\\n"}}'
@@ -194,8 +169,7 @@ def test_how_a_text_is_cut_changes_nothing(form: str, text: str, thinking: bool 
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     for cut in (pieces, list(text)):
         found = events_of(form, cut, thinking)
-        assert told(found) == told(whole)
-        assert gathered(found) == gathered(whole)
+        assert merged_events(found) == merged_events(whole)
     for call in gathered(whole).calls:
         assert call.name in ("f", "get_weather")
         assert isinstance(json.loads(call.arguments), dict)
@@ -265,31 +239,43 @@ def test_families_are_known_by_their_templates() -> None:
 RIGHT, WRONG = {"city": "Bonn", "unit": "C"}, {"city": "Bonn", "unit": "K"}
 
 
+def begun(grammar: str, behind: str = "") -> Matching:
+    tokenizer = byte_level()
+    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
+    return grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,), behind))
+
+
+def takes(matching: Matching, text: str) -> bool:
+    """Whether it may be all of the text."""
+    ids = [*byte_level().encode(text).ids, 0]
+    return matching.take(ids) == len(ids)
+
+
+def held(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a grammar has them written: those of Python's form as JSON."""
+    known = FORMATS[form]
+    return (replace(known, style=JsonStyle()) if isinstance(known.style, PythonStyle) else known).written(calls)
+
+
 @pytest.mark.parametrize("form", FORMAT_NAMES)
 @pytest.mark.parametrize("thinking", [False, True])
 def test_what_a_grammar_allows(form: str, thinking: bool) -> None:
-    tokenizer = byte_level()
-    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
     known = FORMATS[form]
-    thought = "Hm <x>.</think>\n" if thinking else ""
-
-    def call(*calls: tuple[str, dict[str, Any]]) -> str:
-        return known.written(calls)
 
     def allowed(forced: bool, several: bool, text: str) -> bool:
         grammar = call_grammar(known, FUNCTIONS, forced, several, thinking)
-        ids = [*tokenizer.encode(thought + text).ids, 0]
-        constraint = Constraint(ConstraintKind.GRAMMAR, (grammar,), THOUGHT if thinking else "")
-        return grammars.begin(constraint).take(ids) == len(ids)
+        if not thinking:
+            return takes(begun(grammar), text)
+        return takes(begun(grammar, THOUGHT), f"Hm <x>.</think>\n{text}")
 
-    one, two = call(("get_weather", RIGHT)), call(("get_weather", RIGHT), ("f", {"x": [1]}))
+    one, two = held(form, ("get_weather", RIGHT)), held(form, ("get_weather", RIGHT), ("f", {"x": [1]}))
     for several in (False, True):
         for forced in (False, True):
             assert allowed(forced, several, one)
             assert allowed(forced, several, two) is several
-            assert not allowed(forced, several, call(("get_weather", WRONG)))
+            assert not allowed(forced, several, held(form, ("get_weather", WRONG)))
             if forced or known.name != "mistral_args":  # there it is text: nothing but its name makes it a call
-                assert not allowed(forced, several, call(("g", {})))
+                assert not allowed(forced, several, held(form, ("g", {})))
             for text in ("", "Nice <weather>.", 'It is "C".'):
                 assert allowed(forced, several, text) is not forced
         assert [each.name for each in parsed(form, two).calls] == ["get_weather", "f"]
@@ -538,9 +524,9 @@ def read(form: str, *pieces: str) -> tuple[str, Calls]:
 def test_whole_calls_at_every_boundary(form: str, text: str, content: str, calls: Calls) -> None:
     assert read(form, text) == (content, calls)
     assert read(form, *text) == (content, calls)
-    whole = told(events_of(form, [text], None, WRITERS))
+    whole = merged_events(events_of(form, [text], None, WRITERS))
     for cut in range(1, len(text)):
-        assert told(events_of(form, [text[:cut], text[cut:]], None, WRITERS)) == whole
+        assert merged_events(events_of(form, [text[:cut], text[cut:]], None, WRITERS)) == whole
 
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), FAMILIES)
@@ -729,9 +715,7 @@ STRICT: dict[str, dict[str, Any]] = {
             }
         },
     },
-    "optional": {
-        "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "null"}},
-    },
+    "optional": {"properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "null"}}},
     "nothing": {"properties": {}},
     "as JSON": {  # a reader of untyped values could take 5 for another one; a pattern is more than characters
         "properties": {"id": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[a-c]{2}$"}]}},
@@ -744,9 +728,7 @@ CLOSED = {"type": "object", "additionalProperties": False, "x-guidance": {"white
 
 def written_at_random(grammar: str, draw: random.Random) -> str:
     """What a model writes that has no opinion."""
-    tokenizer = byte_level()
-    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
-    matching, ids = grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))), list[int]()
+    tokenizer, matching, ids = byte_level(), begun(grammar), list[int]()
     while True:
         (mask,) = matching.masks([])
         assert mask is not None
@@ -784,9 +766,5 @@ def test_open_arguments(form: str) -> None:
     """A schema that allows any arguments gets some."""
     functions = [ToolFunction("f", {"type": "object"})]
     grammar = call_grammar(FORMATS[form], functions, forced=True, several=False)
-    tokenizer = byte_level()
-    grammars = Grammars(tokenizer.to_str().encode(), tokenizer.get_vocab_size(), [0])
     for arguments in ({}, {"a": "x\ny"}, {"a": "1", "b_2": "é"}):
-        text = FORMATS[form].written([("f", arguments)])
-        ids = [*tokenizer.encode(text).ids, 0]
-        assert grammars.begin(Constraint(ConstraintKind.GRAMMAR, (grammar,))).take(ids) == len(ids), text
+        assert takes(begun(grammar), held(form, ("f", arguments)))

@@ -722,12 +722,7 @@ class Answer:
         return self._shape.logprobs(tokens, logprobs, begins, self._served.names)
 
     def _part(
-        self,
-        index: int,
-        content: Json,
-        told: Json | None = None,
-        reason: str | None = None,
-        more: Json | None = None,
+        self, index: int, content: Json, told: Json | None = None, reason: str | None = None, more: Json | None = None
     ) -> bytes:
         choice = self._choice(index, content, told, reason, more)
         part = self._envelope(self._shape.part, [choice])

@@ -259,12 +259,7 @@ def _check_scored(request: CompletionRequest) -> None:
 
 
 def _request(
-    fields: Fields,
-    sampling: common_pb2.Sampling,
-    stopping: common_pb2.Stopping,
-    request_id: str,
-    n: int,
-    **more: Any,
+    fields: Fields, sampling: common_pb2.Sampling, stopping: common_pb2.Stopping, request_id: str, n: int, **more: Any
 ) -> CompletionRequest:
     """more: as of `CompletionRequest`."""
     model, stream = fields.text("model"), fields.flag("stream")

@@ -59,18 +59,8 @@ VERSION = 1
 SHARED = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "parallel_tool_calls", "user"),
     *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier"),
-    *(
-        "timeout",
-        "priority",
-        "rule",
-        "drafting",
-        "specwire",
-        "private",
-        "ignore_eos",
-        "min_tokens",
-        "chat_template_kwargs",
-    ),
-    *("presence_penalty", "frequency_penalty"),
+    *("timeout", "priority", "rule", "drafting", "specwire", "private", "ignore_eos", "min_tokens"),
+    *("chat_template_kwargs", "presence_penalty", "frequency_penalty"),
 )
 # What `include` may ask for: of tools that nobody calls here, of images, and reasoning that only its maker can read,
 # where ours is text.

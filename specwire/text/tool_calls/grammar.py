@@ -1,7 +1,7 @@
 """The texts that are, or may have, calls of given functions: a grammar as llguidance reads Lark.
 
-Arguments meet their schema however a family writes them. Where it writes each by itself, each has a rule of its own, if
-the schema can be told so; else the call is written as JSON, which every family's reader reads, too.
+Arguments meet their schema however a family writes them. Where each stands in tags, each has a rule of its own, if the
+schema can be told so; else the call is written as JSON, which every family's reader reads, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specwire.text.tool_calls.formats import JsonStyle, NamedStyle, PythonStyle, ToolFormat, XmlStyle
+from specwire.text.tool_calls.formats import JsonStyle, NamedStyle, ToolFormat, XmlStyle
 from specwire.text.tool_calls.readers import NamedCall, ToolFunction, XmlTags
 from specwire.text.tool_calls.values import SchemaTypes, branches_of
 
@@ -138,8 +138,6 @@ def _call_rules(form: ToolFormat, index: str, name: str, schema: Json, shared: _
             yield from rules
         case XmlStyle() as style:
             yield from _object_rules(style.as_json, index, name, schema)
-        case PythonStyle() if (rules := _python_rules(index, name, schema, shared)) is not None:
-            yield from rules
         case _:
             yield from _object_rules(JsonStyle(), index, name, schema)
 
@@ -185,7 +183,7 @@ BESIDE = frozenset(
 REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 
 
-def _members(schema: Json, keys: re.Pattern[str], shared: _Shared) -> list[_Member] | None:
+def _members(schema: Json, shared: _Shared) -> list[_Member] | None:
     """The arguments that the schema declares, the required ones first; None where it cannot be told by them.
 
     Nor can one whose definitions would be repeated too often. That is known before any of it is written.
@@ -193,7 +191,7 @@ def _members(schema: Json, keys: re.Pattern[str], shared: _Shared) -> list[_Memb
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if set(schema) - BESIDE or not isinstance(properties, dict) or not isinstance(required, list):
         return None
-    if not all(keys.fullmatch(key) and isinstance(each, dict) for key, each in properties.items()):
+    if not all(XmlStyle.keys.fullmatch(key) and isinstance(each, dict) for key, each in properties.items()):
         return None
     if not all(isinstance(name, str) and name in properties for name in required):
         return None
@@ -218,17 +216,12 @@ def _members(schema: Json, keys: re.Pattern[str], shared: _Shared) -> list[_Memb
     return sorted(found, key=lambda member: not member.required)
 
 
-def _is_open(schema: Json) -> bool:
-    """Any arguments will do."""
-    return "properties" not in schema and schema.get("additionalProperties", True) is True
-
-
 def _xml_rules(tags: XmlTags, index: str, name: str, schema: Json, shared: _Shared) -> list[str] | None:
-    members = _members(schema, XmlStyle.keys, shared)
+    members = _members(schema, shared)
     if members is None:
         return None
     head, tail = _literal(f"{tags.function}{name}{tags.named}"), _literal(tags.end)
-    if _is_open(schema):
+    if "properties" not in schema and schema.get("additionalProperties", True) is True:  # any arguments will do
         argument = f"{_literal(tags.key)} KEY_{index} value_{index}"
         key = f"KEY_{index}: /{XmlStyle.keys.pattern}/"
         return [f"call_{index}: {_line(head, f'({argument})*', tail)}", key, *_open_value(tags, index)]
@@ -333,41 +326,3 @@ def _text_rules(tags: XmlTags, place: str, least: int = 0, most: object = "") ->
         f"text_{place}[lazy]: TEXT_{place} {_literal(tags.value_end)}",
         rf"TEXT_{place}: /(.|\n){{{least},{most}}}/ & ~/{_anywhere(*tags.forbidden)}/",
     ]
-
-
-def _python_rules(index: str, name: str, schema: Json, shared: _Shared) -> list[str] | None:
-    members = _members(schema, PythonStyle.keys, shared)
-    if members is None:
-        return None
-    call = f"call_{index}: {_literal(f'{name}(')} arguments_{index} {_literal(')')}"
-    if _is_open(schema):
-        return [
-            call,
-            f'arguments_{index}: (pair_{index} (", " pair_{index})*)?',
-            f"pair_{index}: KEY_{index} {_literal('=')} value_{index}",
-            f"KEY_{index}: /{PythonStyle.keys.pattern}/",
-            f"value_{index}: {_json(_spaced({}))}",
-        ]
-    rules = [call]
-    for number, member in enumerate(members):
-        place = f"{index}_{number}"
-        rules += [
-            f"member_{place}: {_literal(f'{member.key}=')} {member.rule}",
-            _tail(index, number, members),
-        ]
-    first = next((number for number, member in enumerate(members) if not member.required), len(members))
-    starts = range(len(members)) if not first else range(1)
-    choices = [f"member_{index}_{number} tail_{index}_{number}" for number in starts if members]
-    if not first:
-        choices.append('""')
-    return [*rules, f"arguments_{index}: {' | '.join(choices)}"]
-
-
-def _tail(index: str, number: int, members: Sequence[_Member]) -> str:
-    """What follows the argument of this number: the required ones, and any of the others, in their order."""
-    after = number + 1
-    if after == len(members):
-        return f'tail_{index}_{number}: ""'
-    more = f'", " member_{index}_{after}'
-    more = more if members[after].required else f"({more})?"
-    return f"tail_{index}_{number}: {more} tail_{index}_{after}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,21 +37,12 @@ class ToolFunction:
     strict: bool = False
 
 
-class Heads(Mapping[str, str]):
+class Heads(dict[str, str]):
     """What calls may begin with, and whose each is: the function's name. Of one that several have, the longest name."""
 
     def __init__(self, heads: Iterable[tuple[str, str]]) -> None:
-        self._names = dict(sorted(heads, key=lambda head: len(head[1])))
-        self._sorted = sorted(self._names)
-
-    def __getitem__(self, head: str) -> str:
-        return self._names[head]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        super().__init__(sorted(heads, key=lambda head: len(head[1])))
+        self._sorted = sorted(self)
 
     def lead_from(self, text: str) -> bool:
         """Whether one of them begins so."""

@@ -17,7 +17,7 @@ import openai
 from orchestrator import server
 from orchestrator.options import UNLIMITED, OrchestratorOptions, OutputLengths
 from orchestrator.tenants import Access
-from tests.orchestrator.stack import Stack, stack
+from tests.orchestrator.stack import PROMPT, Stack, stack
 from tests.wait import asked_blocking
 
 T = TypeVar("T")
@@ -25,9 +25,20 @@ T = TypeVar("T")
 LIMIT_S = 120.0
 # What messages say, and that the model is to answer: enough to tell a template from none.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }} {% endfor %}"
+# It writes calls as Hermes and Qwen have them.
+HERMES = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}'
+    "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
 MODEL = "scripted:7"
 EVERYBODY = Access()
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+# The prompt of most tests, as ids, as a text and as a message.
+IDS = list(PROMPT)
+WORDS = " ".join(map(str, PROMPT))
+SAYS: Any = {"role": "user", "content": WORDS}
 
 
 class Loop:
@@ -63,6 +74,11 @@ class Front:
     def url(self) -> str:
         assert self.serving.http is not None
         return self.serving.http
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        return str(self.client.get("/v1/models").json()["data"][0]["id"])
 
     @property
     def fingerprint(self) -> str:

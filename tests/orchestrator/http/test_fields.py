@@ -16,14 +16,12 @@ from orchestrator.tenants import Access
 from specwire.client import Client, SpecwireError
 from specwire.core.messages import FinishReason
 from specwire.rpc.keys import Keys
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, LIMIT_S, MODEL, Front, another, front
-from tests.orchestrator.stack import PROMPT
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, IDS, LIMIT_S, MODEL, RESPONSES, SAYS, Front, another, front
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What is wrong is refused with its status, its field and one sentence; nothing is ignored, nothing is our failure.
 
-IDS = list(PROMPT)
-TALK = [{"role": "user", "content": "5 6 7"}]
+TALK = [SAYS]
 ADA = "token-of-ada-long-enough"
 
 
@@ -221,7 +219,7 @@ def ids(count: int) -> list[int]:
     return [3 + index % 50 for index in range(count)]
 
 
-SAMPLING = [
+HTTP = [
     field("temperature", [0, 1e-4, 1, 100], [-1e-9, 9e-5, 100.001]),
     field("top_p", [1e-9, 1], [0, 1.001, -1]),
     field("min_p", [0, 1], [-0.001, 1.001]),
@@ -238,9 +236,6 @@ SAMPLING = [
     ("its length", Bound(lambda n: {"stop": ["x" * n]}, [1, 1024], [0, 1025], "stop")),
     ("references", Bound(lambda n: {"references": ["5 6"] * n}, [0, 1, 64], [65])),
     ("request_id", Bound(lambda n: {"request_id": "x" * n}, [0, 1, 128], [129])),
-]
-HTTP = [
-    *SAMPLING,
     ("prompt", Bound(lambda n: {"prompt": ids(n), "max_tokens": 1}, [1, CONTEXT - 1], [0, CONTEXT, CONTEXT + 1])),
     field("max_tokens", [-1, 0, 1, ROOM], [-2, ROOM + 1, BIG, BIG + 1]),
     ("prompts", Bound(lambda n: {"prompt": [ids(2)] * n, "max_tokens": 1}, [1, 64], [0, 65], "prompt")),
@@ -272,10 +267,7 @@ HTTP = [
         ),
     ),
     ("nothing of", Bound(lambda n: {"max_tokens": 0, "min_tokens": n}, [0], [1], "min_tokens")),
-    (
-        "id of two",
-        Bound(lambda n: {"request_id": "y" * n, "n": 2}, [1, 125, 126, 128], [129], "request_id"),
-    ),
+    ("id of two", Bound(lambda n: {"request_id": "y" * n, "n": 2}, [1, 125, 126, 128], [129], "request_id")),
 ]
 CHATS = [
     field("max_tokens", [-1, 1, CONTEXT - 3], [-2, 0, CONTEXT - 2]),
@@ -283,17 +275,6 @@ CHATS = [
     field("top_logprobs", [0, 1, 20], [-1, 21], logprobs=True),
     field("top_logprobs", [0], [1], logprobs=False),
     field("n", [1, 64], [0, 65], max_tokens=1),
-]
-GRPC = [
-    *((name, bound) for name, bound in SAMPLING if name not in ("logit_bias", "request_id")),
-    ("request_id", Bound(lambda n: {"request_id": "g" * n}, [0, 1, 128], [129])),
-    field("max_tokens", [0, 1, ROOM], [ROOM + 1, BIG]),
-    field("top_k", [0, 1, BIG], []),
-    field("seed", [0, (1 << 64) - 1], []),
-    ("logit_bias", Bound(lambda n: {"logit_bias": dict.fromkeys(range(n), 1)}, [0, 1, 1024], [1025])),
-    ("stop_ids", Bound(lambda n: {"stop_ids": [2000] * n}, [0, 1, 1024], [1025])),
-    ("their ids", Bound(lambda n: {"stop_ids": [n]}, [0, VOCABULARY - 1], [VOCABULARY], "stop_ids")),
-    ("prediction", Bound(lambda n: {"prediction": ids(n)}, [0, 1, CONTEXT], [CONTEXT + 1])),
 ]
 
 
@@ -327,7 +308,7 @@ def test_a_chat(small: Front, param: str, bound: Bound) -> None:
 
 def test_a_response(small: Front) -> None:
     bound = Bound(lambda n: {"max_output_tokens": n}, [-1, 1, CONTEXT - 3], [-2, 0, CONTEXT - 2])
-    check(small, "/v1/responses", {"input": TALK, "ignore_eos": True}, "max_output_tokens", bound)
+    check(small, RESPONSES, {"input": TALK, "ignore_eos": True}, "max_output_tokens", bound)
 
 
 def test_a_header_s_request_id(small: Front) -> None:
@@ -339,38 +320,6 @@ def test_a_header_s_request_id(small: Front) -> None:
 
 def test_tokens_made_text(small: Front) -> None:
     check(small, "/detokenize", {}, "tokens", Bound(lambda n: {"tokens": ids(n)}, [0, 1, CONTEXT], [CONTEXT + 1]))
-
-
-@pytest.mark.parametrize(("param", "bound"), named(GRPC))
-def test_a_call(small: Front, param: str, bound: Bound) -> None:
-    given: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True}
-    with Client(small.serving.address) as client:
-        for value in bound.good:
-            assert client.complete(IDS, **{**given, **asked_by_call(bound, value)}, timeout=LIMIT_S).tokens
-        for value in bound.bad:
-            with pytest.raises(SpecwireError, match=rf"{param}\b") as raised:
-                client.complete(IDS, **{**given, **asked_by_call(bound, value)}, timeout=LIMIT_S)
-            assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT, value
-
-
-def asked_by_call(bound: Bound, value: float) -> dict[str, Any]:
-    asked = bound.asked(value)
-    if isinstance(asked.get("logit_bias"), dict):
-        asked["logit_bias"] = {int(token): bias for token, bias in asked["logit_bias"].items()}
-    return asked
-
-
-def test_a_call_s_prompt_and_completions(small: Front) -> None:
-    with Client(small.serving.address) as client:
-        for count in (1, CONTEXT - 1):
-            assert len(client.complete(ids(count), max_tokens=1, ignore_eos=True, timeout=LIMIT_S).tokens) == 1
-        for count in (0, CONTEXT):
-            with pytest.raises(SpecwireError, match="prompt: "):
-                client.complete(ids(count), max_tokens=1, timeout=LIMIT_S)
-        for count in (1, 64):
-            assert len(client.complete_many(IDS, count, max_tokens=1, timeout=LIMIT_S)) == count
-        with pytest.raises(SpecwireError, match="n: must be from"):
-            client.complete_many(IDS, 65, max_tokens=1, timeout=LIMIT_S)
 
 
 def test_a_score_as_long_as_the_context(small: Front) -> None:
@@ -397,12 +346,7 @@ def test_a_score_as_long_as_the_context(small: Front) -> None:
 # How long an answer may get where a request does not say, and where it says too much: --max-tokens-default, -limit.
 
 DEFAULT, LIMIT = 7, 20
-RESPONSES = "/v1/responses"
-ASKED: dict[str, dict[str, Any]] = {
-    COMPLETIONS: {"prompt": IDS},
-    CHAT: {"messages": TALK},
-    RESPONSES: {"input": TALK},
-}
+ASKED: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": IDS}, CHAT: {"messages": TALK}, RESPONSES: {"input": TALK}}
 NAMES = [
     (COMPLETIONS, "max_tokens"),
     (CHAT, "max_tokens"),

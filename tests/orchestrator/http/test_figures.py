@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,16 +13,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_pair import TARGET as DEMO
-from orchestrator.api.scores import PromptScorer
 from orchestrator.http.openai.answers import by_source, metrics_of, total, usage_of
 from orchestrator.peers.peer import VerifierPeer
-from orchestrator.sessions import Orchestrator
-from orchestrator.tenants import ANONYMOUS, Access
+from orchestrator.tenants import Access
 from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import verify_pb2
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, another, front
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, plain, stack
-from tests.wait import LIMIT_S, asked, asked_blocking
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, IDS, SAYS, Front, another, front
+from tests.orchestrator.stack import PROMPT, TARGET, plain
+from tests.wait import asked_blocking
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Log-probabilities of prompts, against transformers' own, and as lm-evaluation-harness asks for them.
@@ -150,23 +147,6 @@ def test_a_repeated_request_asks_for_the_same_scores(demo: Front, monkeypatch: p
     assert all(named)
 
 
-async def test_a_score_waits_for_a_slot() -> None:
-    """The verifier refuses while a session has its only one; the orchestrator asks again."""
-    async with stack(SLOW_TARGET, slots=1) as parts:
-        orchestrator = parts.orchestrator.orchestrator
-        target = orchestrator.pool.target_named("")
-        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT))
-        running = asyncio.create_task(parts.client.complete(PROMPT, max_tokens=60))
-        await asked(lambda: opened(orchestrator), bool)
-        scores = await PromptScorer(orchestrator).score(request, target, ANONYMOUS, 1, LIMIT_S)
-        assert len([*scores.logprobs]) == len(PROMPT) - 1
-        assert len((await running).tokens) == 60
-
-
-async def opened(orchestrator: Orchestrator) -> bool:
-    return any(each.view.stats.opened is not None for each in orchestrator.sessions.values())
-
-
 def test_limits_and_deadlines(demo: Front) -> None:
     body = {"prompt": STORY, "max_tokens": 0, "echo": True, "logprobs": 1}
     assert demo.post(COMPLETIONS, timeout=1e-6, **body).status_code == 504
@@ -178,47 +158,34 @@ def test_limits_and_deadlines(demo: Front) -> None:
     assert codes[-1] == 429
 
 
-# What lm-evaluation-harness' `local-completions` sends for loglikelihood tasks (its tokens, or the texts), and how it
-# reads the answer: the sum behind the context, and whether each token was the most probable one.
-
-
-def harness_request(prompts: list[Any]) -> dict[str, Any]:
-    return {"prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1, "seed": 1234, "echo": True}
-
-
-def harness_reading(choice: dict[str, Any], context: int) -> tuple[float, bool]:
-    told = choice["logprobs"]
-    greedy = True
-    for token, top in zip(told["tokens"][context:-1], told["top_logprobs"][context:-1], strict=True):
-        greedy = greedy and token == max(top, key=top.get)
-    return sum(told["token_logprobs"][context:-1]), greedy
-
-
-def name_of(door: Front) -> str:
-    found: str = door.client.get("/v1/models").json()["data"][0]["id"]
-    return found
-
-
 def test_the_harness_reads_what_transformers_says(demo: Front, reference: tuple[Any, Any]) -> None:
+    """Asked as lm-evaluation-harness' `local-completions` does for loglikelihood tasks, and read as it does.
+
+    That is the sum behind the context, and whether each token was the most probable one.
+    """
     pairs = [(STORY, " hole"), (STORY, " big house"), (OTHER, " sky was blue.")]
     whole = [(ids_of(reference, context), ids_of(reference, context + more)) for context, more in pairs]
-    body = {**harness_request([ids for _, ids in whole]), "model": name_of(demo)}
-    choices = sorted(demo.done(COMPLETIONS, **body)["choices"], key=lambda choice: choice["index"])
+    body = {"max_tokens": 1, "temperature": 0, "logprobs": 1, "seed": 1234, "echo": True, "model": demo.model}
+    choices = sorted(
+        demo.done(COMPLETIONS, prompt=[ids for _, ids in whole], **body)["choices"], key=lambda choice: choice["index"]
+    )
     for (context, ids), choice in zip(whole, choices, strict=True):
+        told, behind = choice["logprobs"], slice(len(context), -1)
         log_p = expected(reference, ids)[len(context) - 1 :]
-        total = sum(float(row[token]) for row, token in zip(log_p, ids[len(context) :], strict=True))
-        greedy = all(int(row.argmax()) == token for row, token in zip(log_p, ids[len(context) :], strict=True))
-        read, most_probable = harness_reading(choice, len(context))
-        assert read == pytest.approx(total, abs=1e-3)
-        assert most_probable is greedy
+        rows = list(zip(log_p, ids[len(context) :], strict=True))
+        assert sum(told["token_logprobs"][behind]) == pytest.approx(
+            sum(float(row[token]) for row, token in rows), abs=1e-3
+        )
+        best = [max(top, key=top.get) for top in told["top_logprobs"][behind]]
+        assert (best == told["tokens"][behind]) is all(int(row.argmax()) == token for row, token in rows)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What speculation did for a request, as others' tools read it, and which sources a request lets propose.
 
 TOKENS = 60
-ASKED: dict[str, Any] = {"prompt": list(PROMPT), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-SPOKEN: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": " ".join(map(str, PROMPT))}]}
+ASKED: dict[str, Any] = {"prompt": IDS, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+SPOKEN: dict[str, Any] = {**ASKED, "messages": [SAYS]}
 del SPOKEN["prompt"]
 WHOLE = " ".join(map(str, plain(TARGET, PROMPT, TOKENS)))
 KINDS = {"drafters", "ngram", "heads", "prediction"}

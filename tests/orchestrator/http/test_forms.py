@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
 import openai
 import pytest
 
@@ -14,8 +12,7 @@ from orchestrator.chat.fields import Fields
 from orchestrator.http.openai.requests import take_form
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, client_of, front
-from tests.orchestrator.tiny import tiny
+from tests.orchestrator.http.front import CHAT, COMPLETIONS, Front, client_of
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -91,15 +88,9 @@ def test_what_is_mistaken(body: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def tiny_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    with front(tiny(tmp_path_factory.mktemp("tiny"), 1)) as running:
-        yield running
-
-
 def test_the_official_client_gets_what_it_asks_for(tiny_door: Front) -> None:
     with client_of(tiny_door) as client:
-        model = client.models.list().data[0].id
+        model = tiny_door.model
         done = client.chat.completions.create(
             model=model, messages=TALK, response_format=FORMAT, max_completion_tokens=200, n=2, seed=4
         )
@@ -133,67 +124,6 @@ def test_the_official_client_gets_what_it_asks_for(tiny_door: Front) -> None:
     assert cut.choices[0].finish_reason == "length"
     assert caught.value.param == "response_format"
     assert "json_schema: Invalid type: frob" in str(caught.value)
-
-
-ENDLESS: Any = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
-UNSERVED: list[tuple[dict[str, Any], str]] = [
-    (ENDLESS, "$ref: no finite document fits #"),
-    ({"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2}, "minProperties: 2"),
-    ({"type": "object", "patternProperties": {"^a": {"type": "string"}, "b$": {"type": "integer"}}}, "patternProperty"),
-]
-
-
-@pytest.mark.parametrize(("schema", "message"), UNSERVED, ids=["endless", "count", "patterns"])
-def test_what_could_not_be_held_is_refused_at_the_start(tiny_door: Front, schema: dict[str, Any], message: str) -> None:
-    """Of a form and of a tool's arguments, named by the keyword."""
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    for param, more in (("response_format", {"response_format": form}), ("tools", {"tools": tools})):
-        choice = {"tool_choice": "required"} if param == "tools" else {}
-        refused = tiny_door.post(CHAT, messages=TALK, max_tokens=20, **more, **choice)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-        assert message in refused.json()["error"]["message"]
-
-
-# Compiles for hours; and is compiled, but its first masks are of too many ways to go on.
-HOURS: Any = {"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}"} for n in range(60)]}
-MANY_WAYS = "start: " + " ".join(['("a" | "aa" | "aaa")?'] * 2800)
-COSTLY: list[tuple[dict[str, Any], str, str]] = [
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": HOURS}}},
-        "response_format",
-        "json_schema: took more time or memory than it may: 2 s of a processor, 2 GiB",
-    ),
-    ({"guided_grammar": MANY_WAYS, "min_tokens": 10}, "grammar", "grammar: Parser Error: Current row has"),
-]
-
-
-@pytest.mark.parametrize(("more", "param", "message"), COSTLY, ids=["compiled", "begun"])
-def test_a_form_that_costs_too_much_is_a_wrong_request(
-    tiny_door: Front, more: dict[str, Any], param: str, message: str
-) -> None:
-    """Not one that a server failed at, nor one that is out of a range: named are the field and the limit."""
-    refused = tiny_door.post(CHAT, messages=TALK, max_tokens=20, **more)
-    error = refused.json()["error"]
-    told = (refused.status_code, error["type"], error["code"], error["param"])
-    assert told == (400, "invalid_request_error", "invalid_value", param)
-    assert message in error["message"]
-
-
-def test_a_pattern_may_match_a_declared_property(tiny_door: Front) -> None:
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {"ab": {"type": "integer", "minimum": 0}},
-        "patternProperties": {"^a": {"type": "integer", "maximum": 9}},
-        "required": ["ab"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    done = tiny_door.done(CHAT, messages=TALK, max_tokens=150, response_format=form, seed=3, n=20)
-    whole = [choice["message"]["content"] for choice in done["choices"] if choice["finish_reason"] == "stop"]
-    assert whole
-    for text in whole:
-        jsonschema.validate(json.loads(text), schema)
 
 
 def test_what_a_verifier_cannot_do_is_refused_by_the_field(door: Front) -> None:

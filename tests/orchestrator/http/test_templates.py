@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,7 @@ def as_sent(message: dict[str, Any]) -> dict[str, Any]:
 def ours(source: str, **body: Any) -> str:
     talk = take_talk(Fields({**body, "messages": [as_sent(each) for each in body["messages"]]}))
     messages, more = talk.told(ChatFamily.of(source))
-    return talk.prompt(
-        ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, talk.asks, more)
-    )
+    return talk.prompt(ChatTemplate(source, TOKENS).render(messages, talk.asks, more))
 
 
 def theirs(source: str, talk: list[dict[str, Any]], **values: Any) -> str:
@@ -340,7 +339,7 @@ TALK = [
     {"role": "user", "content": "hé\nllo"},
     {"role": "assistant", "content": "hi"},
 ]
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TOKENS, NO_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}, dict[str, str]()
 
 CHATML = """{% for message in messages %}
     {% if loop.index0 > 10 %}{% break %}{% endif %}
@@ -418,67 +417,72 @@ def forks() -> Iterator[ForkServer]:
     running.stop()
 
 
+Make = Callable[..., RemoteTemplate]
+
+
+@pytest.fixture
+def made(forks: ForkServer) -> Iterator[Make]:
+    """Templates, each of which is closed at the end."""
+    with ExitStack() as owned:
+
+        def make(source: str, tokens: Mapping[str, str] = NO_TOKENS) -> RemoteTemplate:
+            template = RemoteTemplate(forks, source, tokens)
+            owned.callback(template.close)
+            return template
+
+        yield make
+
+
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
-async def test_a_hostile_template_is_refused_and_others_are_rendered(source: str, forks: ForkServer) -> None:
-    hostile, good = RemoteTemplate(forks, source, {}), RemoteTemplate(forks, CHATML, TOKENS)
-    try:
-        bad = asyncio.create_task(hostile.render(HELLO, True, {}))
-        assert await good.render(TALK, True, {}) == ChatTemplate(CHATML, TOKENS).render(TALK, True, {})
-        with pytest.raises((InvalidParameter, TemplateInvalid), match="the chat template "):
-            await bad
-        assert await good.render(HELLO, False, {}) == ChatTemplate(CHATML, TOKENS).render(HELLO, False, {})
-    finally:
-        hostile.close()
-        good.close()
+async def test_a_hostile_template_is_refused_and_others_are_rendered(source: str, made: Make) -> None:
+    hostile, good = made(source), made(CHATML, TOKENS)
+    bad = asyncio.create_task(hostile.render(HELLO, True, {}))
+    assert await good.render(TALK, True, {}) == ChatTemplate(CHATML, TOKENS).render(TALK, True, {})
+    with pytest.raises((InvalidParameter, TemplateInvalid), match="the chat template "):
+        await bad
+    assert await good.render(HELLO, False, {}) == ChatTemplate(CHATML, TOKENS).render(HELLO, False, {})
 
 
-async def test_conversations_share_processes(forks: ForkServer) -> None:
+async def test_conversations_share_processes(made: Make) -> None:
     """The common case forks none; nor is one lost by what a template refuses."""
-    template = RemoteTemplate(forks, "{{ messages[0].content.x() if ask else messages[0].content }}", {})
-    try:
-        for _ in range(3):
-            assert await template.render(HELLO, True, {}) == "5"
-            with pytest.raises(InvalidParameter, match="cannot render them|refuses them"):
-                await template.render(HELLO, True, {"ask": True})
-        (process,) = template._idle
-        texts = await asyncio.gather(*(template.render(HELLO, True, {}) for _ in range(20)))
-        assert texts == ["5"] * 20
-        assert process in template._idle
-        assert len(template._idle) <= templates.AT_ONCE
-    finally:
-        template.close()
-
-
-async def test_a_process_that_has_died_is_replaced(forks: ForkServer) -> None:
-    template = RemoteTemplate(forks, "{{ messages[0].content }}", {})
-    try:
+    template = made("{{ messages[0].content.x() if ask else messages[0].content }}")
+    for _ in range(3):
         assert await template.render(HELLO, True, {}) == "5"
-        await asyncio.to_thread(forks.stop)
-        (process,) = template._idle
-        await until(lambda: readable(process.fileno(), 0.0))
-        assert await template.render(HELLO, True, {}) == "5"
-    finally:
-        template.close()
+        with pytest.raises(InvalidParameter, match="cannot render them|refuses them"):
+            await template.render(HELLO, True, {"ask": True})
+    (process,) = template._idle
+    texts = await asyncio.gather(*(template.render(HELLO, True, {}) for _ in range(20)))
+    assert texts == ["5"] * 20
+    assert process in template._idle
+    assert len(template._idle) <= templates.AT_ONCE
 
 
-async def test_where_to_fork_from_ends_between_two_chats(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_has_died_is_replaced(forks: ForkServer, made: Make) -> None:
+    template = made("{{ messages[0].content }}")
+    assert await template.render(HELLO, True, {}) == "5"
+    await asyncio.to_thread(forks.stop)
+    (process,) = template._idle
+    await until(lambda: readable(process.fileno(), 0.0))
+    assert await template.render(HELLO, True, {}) == "5"
+
+
+async def test_where_to_fork_from_ends_between_two_chats(
+    forks: ForkServer, made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It begins anew; where it does not stay, that is no mistake of the caller's, nor of the template's."""
-    template = RemoteTemplate(forks, "{{ messages[0].content }}", {})
-    try:
-        for _ in range(2):
-            assert await template.render(HELLO, True, {}) == "5"
-            assert forks._control is not None
-            forks._control.shutdown(socket.SHUT_RDWR)
-            template.close()
-            template = RemoteTemplate(forks, "{{ messages[0].content }}", {})
-        monkeypatch.setattr(forks, "_start", _nobodys)
-        with pytest.raises(Busy, match="forked from is gone"):
-            await template.render(HELLO, True, {})
-        monkeypatch.setattr(forks, "connect", _nobodys)
-        with pytest.raises(Busy, match="ended before it had forked one"):
-            await template.render(HELLO, True, {})
-    finally:
+    template = made("{{ messages[0].content }}")
+    for _ in range(2):
+        assert await template.render(HELLO, True, {}) == "5"
+        assert forks._control is not None
+        forks._control.shutdown(socket.SHUT_RDWR)
         template.close()
+        template = made("{{ messages[0].content }}")
+    monkeypatch.setattr(forks, "_start", _nobodys)
+    with pytest.raises(Busy, match="forked from is gone"):
+        await template.render(HELLO, True, {})
+    monkeypatch.setattr(forks, "connect", _nobodys)
+    with pytest.raises(Busy, match="ended before it had forked one"):
+        await template.render(HELLO, True, {})
 
 
 def _nobodys() -> socket.socket:
@@ -489,42 +493,33 @@ def _nobodys() -> socket.socket:
 
 
 async def test_a_template_is_compiled_at_start_however_busy_the_machine(
-    forks: ForkServer, monkeypatch: pytest.MonkeyPatch
+    made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "LIMIT_S", 0.0)
-    template = RemoteTemplate(forks, "5", {})
-    try:
-        await template.compile()
-        with pytest.raises(Busy, match="not rendered within 0 s"):
-            await template.render(HELLO, True, {})
-    finally:
-        template.close()
+    template = made("{% for i in range(90000) %}{% endfor %}5")  # no process answers that at once
+    await template.compile()
+    with pytest.raises(Busy, match="not rendered within 0 s"):
+        await template.render(HELLO, True, {})
 
 
-async def test_who_leaves_has_nobody_elses_text(forks: ForkServer) -> None:
-    template = RemoteTemplate(forks, "{% for i in range(90000) %}{% endfor %}{{ messages[0].content }}", {})
-    try:
-        left = [asyncio.create_task(template.render([{"content": "left"}], True, {})) for _ in range(4)]
-        await asyncio.sleep(0)
-        for task in left[1:]:
-            task.cancel()
-        texts = await asyncio.gather(*(template.render([{"content": str(n)}], True, {}) for n in range(4)))
-        assert texts == ["0", "1", "2", "3"]
-        assert await left[0] == "left"
-    finally:
-        template.close()
-        await asyncio.gather(*left, return_exceptions=True)
+async def test_who_leaves_has_nobody_elses_text(made: Make) -> None:
+    template = made("{% for i in range(90000) %}{% endfor %}{{ messages[0].content }}")
+    left = [asyncio.create_task(template.render([{"content": "left"}], True, {})) for _ in range(4)]
+    await asyncio.sleep(0)
+    for task in left[1:]:
+        task.cancel()
+    texts = await asyncio.gather(*(template.render([{"content": str(n)}], True, {}) for n in range(4)))
+    assert texts == ["0", "1", "2", "3"]
+    assert await left[0] == "left"
+    await asyncio.gather(*left, return_exceptions=True)
 
 
-async def test_too_many_wait(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_wait(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MOST_WAITING", 2)
-    template = RemoteTemplate(forks, "5", {})
-    try:
-        found = await asyncio.gather(*(template.render(HELLO, True, {}) for _ in range(3)), return_exceptions=True)
-        assert [found[0], found[1]] == ["5", "5"]
-        assert isinstance(found[2], Busy)
-    finally:
-        template.close()
+    template = made("5")
+    found = await asyncio.gather(*(template.render(HELLO, True, {}) for _ in range(3)), return_exceptions=True)
+    assert [found[0], found[1]] == ["5", "5"]
+    assert isinstance(found[2], Busy)
 
 
 def test_a_hostile_models_chats_are_refused_by_name(door: Front, monkeypatch: pytest.MonkeyPatch) -> None:

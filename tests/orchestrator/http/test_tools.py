@@ -28,15 +28,12 @@ from specwire.text.tool_calls.formats import FORMATS
 from specwire.text.tool_calls.readers import ToolFunction
 from specwire.v1 import generation_pb2 as pb
 from specwire.v1 import generation_pb2_grpc
-from tests.orchestrator.http.front import CHAT, LIMIT_S, Front, another, client_of, front
-from tests.orchestrator.tiny import tiny, writer
+from tests.orchestrator.http.front import CHAT, HERMES, LIMIT_S, Front, another, client_of, front
+from tests.orchestrator.tiny import writer
 
 WEATHER: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 6},
-        "unit": {"$ref": "#/$defs/Unit"},
-    },
+    "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"$ref": "#/$defs/Unit"}},
     "required": ["city", "unit"],
     "additionalProperties": False,
     "$defs": {"Unit": {"enum": ["C", "F"]}},
@@ -46,21 +43,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "now"}},
 ]
 TALK: Any = [{"role": "user", "content": "How warm is it?"}]
-HERMES = (
-    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}'
-    "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
 NAMES = sorted(FORMATS)
-
-
-@pytest.fixture(scope="module")
-def tiny_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    folder = tmp_path_factory.mktemp("tiny")
-    target = tiny(folder / "target", 1)
-    with front(target, tiny(folder / "draft", 2, like=target, noise=0.01)) as running:
-        yield running
 
 
 @contextmanager
@@ -83,8 +66,7 @@ def checked(name: str, arguments: str) -> None:
 @pytest.mark.parametrize("form", NAMES)
 def test_forced_calls_in_every_format(tiny_door: Front, form: str) -> None:
     with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:
-        model = client.models.list().data[0].id
-        common: Any = {"model": model, "messages": TALK, "tools": TOOLS, "max_completion_tokens": 200, "seed": 5}
+        common: Any = {"model": door.model, "messages": TALK, "tools": TOOLS, "max_completion_tokens": 200, "seed": 5}
         named: Any = {"type": "function", "function": {"name": "weather"}}
         done = client.chat.completions.create(**common, tool_choice=named, n=3)
         for choice in done.choices:
@@ -122,7 +104,7 @@ def writing(text: str, **more: Any) -> Any:
 def test_what_a_model_writes_is_told_as_calls(tiny_door: Front, form: str) -> None:
     text = WRITTEN[form]
     with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:
-        asked: Any = {"model": client.models.list().data[0].id, "tools": TOOLS, **writing(text)}
+        asked: Any = {"model": door.model, "tools": TOOLS, **writing(text)}
         done = client.chat.completions.create(**asked, n=2)
         with client.chat.completions.stream(**asked) as stream:
             streamed = stream.get_final_completion().choices[0]
@@ -191,7 +173,7 @@ def test_a_call_that_breaks_off_is_none_and_the_talk_goes_on(tiny_door: Front, f
     text = FORMATS[form].written([CALLS[0], ("weather", {"city": "Bonn", "unit": "C"})])
     cut = text[: text.rindex("Bonn") + 2]
     with another(tiny_door, chat_template=HERMES, tool_format=form) as door, client_of(door) as client:
-        common: Any = {"model": client.models.list().data[0].id, "tools": TOOLS}
+        common: Any = {"model": door.model, "tools": TOOLS}
         length = door.done("/tokenize", prompt=cut)["count"]
         ways: list[tuple[dict[str, Any], str]] = [
             (writing(cut), "stop"),
@@ -214,30 +196,6 @@ def test_a_call_that_breaks_off_is_none_and_the_talk_goes_on(tiny_door: Front, f
             done = client.chat.completions.create(**common, messages=talk, max_completion_tokens=1)
             assert done.usage is not None
             assert done.usage.completion_tokens == 1
-
-
-def test_a_stop_string_ends_a_text_with_calls(tiny_door: Front) -> None:
-    with another(tiny_door, chat_template=HERMES) as door, client_of(door) as client:
-        asked: Any = {"tools": TOOLS, "stop": "</tool_call>", **writing(WRITTEN["hermes"])}
-        choice = client.chat.completions.create(model=client.models.list().data[0].id, **asked).choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Well.")
-    assert [call.function.name for call in choice.message.tool_calls or ()] == ["weather"]
-
-
-def test_the_talk_goes_on_with_calls_and_results(tiny_door: Front) -> None:
-    with another(tiny_door, chat_template=HERMES) as door, client_of(door) as client:
-        model = client.models.list().data[0].id
-        called = client.chat.completions.create(model=model, tools=TOOLS, **writing(WRITTEN["hermes"])).choices[0]
-        history: Any = [*TALK, called.message]
-        for call in called.message.tool_calls or ():
-            history.append({"role": "tool", "tool_call_id": call.id, "content": "23"})
-        told = door.done("/tokenize", messages=[json.loads(_json(each)) for each in history])
-        text = door.done("/detokenize", tokens=told["tokens"])["prompt"]
-        done = client.chat.completions.create(model=model, messages=history, tools=TOOLS, max_completion_tokens=3)
-    assert 'assistant: Well.<tool_call>{"name": "weather", "arguments": {"city": "Köln", "unit": "C"}}</tool' in text
-    assert text.endswith("tool: 23tool: 23assistant: ")
-    assert done.usage is not None
-    assert done.usage.completion_tokens == 3
 
 
 def test_a_template_that_shows_ids_gets_those_that_the_model_writes(tiny_door: Front) -> None:
@@ -264,10 +222,6 @@ def test_a_template_that_shows_ids_gets_those_that_the_model_writes(tiny_door: F
     assert text.startswith(f"{shown}[functions.now:2]= functions.now:2=7 c=8 ")
 
 
-def _json(message: Any) -> str:
-    return json.dumps(message if isinstance(message, dict) else message.model_dump(exclude_none=True))
-
-
 def test_strict_functions_are_held_to_their_schema(tiny_door: Front) -> None:
     """With any choice: what the model writes of its own accord is text, or a call that fits."""
     strict = [{"type": "function", "function": {**each["function"], "strict": True}} for each in TOOLS]
@@ -285,7 +239,7 @@ def test_reasoning_is_told_apart(tiny_door: Front) -> None:
     text = f"<think>\nHm, {WRITTEN['hermes']}\n</think>\n\n{WRITTEN['hermes']}"
     template = HERMES + "{# <think> </think> #}"
     with another(tiny_door, chat_template=template) as door, client_of(door) as client:
-        asked: Any = {"model": client.models.list().data[0].id, "tools": TOOLS, **writing(text)}
+        asked: Any = {"model": door.model, "tools": TOOLS, **writing(text)}
         done = client.chat.completions.create(**asked).choices[0].message
         with client.chat.completions.stream(**asked) as stream:
             streamed = stream.get_final_completion().choices[0].message
@@ -329,19 +283,6 @@ def checked_completion(done: Completion) -> None:
     for index, call in enumerate(done.tool_calls):
         assert call.id == call_id(done.session_id, index)
         checked(call.name, call.arguments)
-
-
-@pytest.mark.parametrize("form", sorted(FORMATS))
-def test_forced_calls_whoever_drafts(tiny_door: Front, form: str) -> None:
-    with called(tiny_door, form=form) as (_, client):
-        for choice in ("required", NAMED):
-            asked: Any = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
-            asked |= {"max_tokens": 300, "temperature": 0.8, "seed": 5}
-            plain = client.chat(TALK, **asked, drafting=False)
-            drafted = client.chat(TALK, **asked)
-            checked_completion(plain)
-            assert plain.text == drafted.text
-            assert [each.arguments for each in plain.tool_calls] == [each.arguments for each in drafted.tool_calls]
 
 
 def gathered(events: list[Event]) -> Completion:
@@ -572,13 +513,12 @@ def test_the_form_begins_behind_the_thought(thinking: Front, form: str) -> None:
 
 def test_the_official_client_parses_it(thinking: Front) -> None:
     with client_of(thinking) as client:
-        model = client.models.list().data[0].id
         done = client.chat.completions.parse(
-            model=model, messages=ASKED, response_format=Thing, temperature=0, max_completion_tokens=100
+            model=thinking.model, messages=ASKED, response_format=Thing, temperature=0, max_completion_tokens=100
         )
         assert isinstance(done.choices[0].message.parsed, Thing)
         response = client.responses.parse(
-            model=model, input="a thing, please", text_format=Thing, temperature=0, max_output_tokens=100
+            model=thinking.model, input="a thing, please", text_format=Thing, temperature=0, max_output_tokens=100
         )
         again = client.responses.retrieve(response.id)
     assert isinstance(response.output_parsed, Thing)
@@ -604,9 +544,7 @@ def test_forced_calls_likewise(thinking: Front) -> None:
     choice = thinking.done(CHAT, temperature=0, parallel_tool_calls=False, **asked)["choices"][0]
     assert (choice["finish_reason"], choice["message"]["reasoning_content"]) == ("tool_calls", THOUGHT.strip())
     with client_of(thinking) as client:
-        done = client.chat.completions.create(
-            model=client.models.list().data[0].id, temperature=0, parallel_tool_calls=False, **asked
-        )
+        done = client.chat.completions.create(model=thinking.model, temperature=0, parallel_tool_calls=False, **asked)
     (call,) = done.choices[0].message.tool_calls or []
     checked(call.function.name, call.function.arguments)
 
@@ -625,9 +563,3 @@ def test_where_the_template_opens_none_the_form_is_all(known: Front) -> None:
             assert choice["finish_reason"] == "stop"
             assert is_thing(choice["message"]["content"])
             assert "reasoning_content" not in choice["message"]
-
-
-def test_a_form_that_is_none_is_named_by_the_field(thinking: Front) -> None:
-    wrong = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "frob"}}}
-    refused = thinking.post(CHAT, messages=ASKED, response_format=wrong)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
