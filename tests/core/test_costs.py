@@ -9,9 +9,9 @@ import torch
 
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
-from specwire.lm import Feed, load_model
+from specwire.lm import Feed, LanguageModel, load_model
 from verify_service.engine.calibration import (
-    LONG_ROWS,
+    LONG_WIDTHS,
     WIDTHS,
     calibrate,
     calibrate_batches,
@@ -52,13 +52,43 @@ def test_calibration_fits_a_small_context() -> None:
     assert tuple(calibrate(load_model("scripted:3", slots=1, context=4), budget_s=0.01).points) == (1, 2)
 
 
-@pytest.mark.parametrize(("long_us", "rows", "turns"), [(1e9, WIDTHS, 2 * 3 * WIDTHS), (0.0, LONG_ROWS, (1, 1, 1))])
+FIRST = 1  # may compile, so it does not count
+
+
+@pytest.mark.parametrize(
+    ("long_us", "measured", "forwards"),
+    [
+        (1e9, WIDTHS, [FIRST, *WIDTHS, *(width for _ in range(3) for width in WIDTHS for _ in range(2))]),
+        (0.0, LONG_WIDTHS, [FIRST, 1, 1, *LONG_WIDTHS, 1, 1, 1]),
+    ],
+)
 def test_long_forwards_are_few_and_measured_once(
-    monkeypatch: pytest.MonkeyPatch, long_us: float, rows: tuple[int, ...], turns: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, long_us: float, measured: tuple[int, ...], forwards: list[int]
 ) -> None:
     """Whoever has lost another verifier waits for this one. Plain decoding is measured in every round all the same."""
     monkeypatch.setattr("verify_service.engine.calibration.LONG_US", long_us)
     lm = load_model("scripted:3", slots=1)
+    fed = counted_forwards(lm, monkeypatch)
+    assert tuple(calibrate(lm, budget_s=0.0).points) == measured
+    assert fed == [64, *forwards]
+
+
+def test_one_slow_forward_makes_no_model_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, now = load_model("scripted:3", slots=1), 0
+    fed = counted_forwards(lm, monkeypatch)
+
+    def clock() -> int:
+        """The second plain forward, the first that counts, takes a second; all others take a millisecond."""
+        nonlocal now
+        now += 1_000_000_000 if len(fed) == 3 else 500_000
+        return now
+
+    monkeypatch.setattr("verify_service.engine.calibration.time.perf_counter_ns", clock)
+    assert tuple(calibrate(lm, budget_s=0.0).points) == WIDTHS
+
+
+def counted_forwards(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each forward from now on."""
     fed: list[int] = []
     forward = lm.forward
 
@@ -67,10 +97,7 @@ def test_long_forwards_are_few_and_measured_once(
         return forward(feeds)
 
     monkeypatch.setattr(lm, "forward", counted)
-    assert tuple(calibrate(lm, budget_s=0.0).points) == rows
-    prefix, widths = fed[0], fed[1:]
-    assert (prefix, *widths[: len(rows) + 1]) == (64, 1, *rows)  # the first time, which may compile
-    assert sorted(widths[len(rows) + 1 :]) == sorted(turns)
+    return fed
 
 
 def test_several_sessions_are_measured_and_leave_their_slots_empty() -> None:
@@ -81,14 +108,23 @@ def test_several_sessions_are_measured_and_leave_their_slots_empty() -> None:
     assert list(calibrate_batches(load_model("scripted:3", slots=2, context=4), budget_s=0.0)) == [(2, 1)]
 
 
-def test_of_several_sessions_few_long_forwards_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("slots", "measured"),
+    [
+        (3, [(3, 1)]),
+        (6, [(4, 1), (4, 4), (6, 1)]),
+        (16, [(4, 1), (4, 4), (16, 1)]),
+    ],
+)
+def test_of_several_sessions_plain_steps_and_few_others_are_measured_where_they_are_long(
+    slots: int, measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("verify_service.engine.calibration.LONG_US", 0.0)
-    lm = load_model("scripted:3", slots=16)
-    assert list(calibrate_batches(lm, budget_s=0.0)) == [(4, 1), (4, 4), (16, 1)]
-    assert [lm.cached(slot) for slot in range(16)] == [0] * 16
+    lm = load_model("scripted:3", slots=slots)
+    assert list(calibrate_batches(lm, budget_s=0.0)) == measured
     costs = step_costs(lm)
-    assert costs.plain(16) < costs.of(16)(64)
-    assert [lm.cached(slot) for slot in range(16)] == [0] * 16
+    assert 0 < costs.plain(slots) <= costs.of(slots)(4 * slots)
+    assert [lm.cached(slot) for slot in range(slots)] == [0] * slots
 
 
 def batch_costs() -> StepCosts:
