@@ -14,7 +14,6 @@ from orchestrator.session import appender as module
 from orchestrator.session.appender import Appender, Lifetimes
 from orchestrator.store import (
     LEASE_S,
-    AppendReply,
     ContentMismatch,
     DeletedSession,
     Fenced,
@@ -23,30 +22,10 @@ from orchestrator.store import (
 )
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from tests.orchestrator.test_store import alter, log_of, lose_logs, record_of, replace_output
+from tests.orchestrator.test_store import UnsteadyStore, alter, log_of, lose_logs, record_of, replace_output
 
 A = Outcome.ACCEPTED
 LIFETIMES = Lifetimes(60.0, 30.0)
-
-
-class Unsteady(SqliteStore):
-    """Its appends fail as told: before they take effect, or after. refuses: the former with an answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lost_before = self.lost_after = self.appends = 0
-        self.refuses = False
-
-    async def append(self, session_id: str, fence: int, append: Append) -> AppendReply:
-        self.appends += 1
-        if self.lost_before:
-            self.lost_before -= 1
-            raise StoreUnavailable("lost before", refused=self.refuses)
-        done = await super().append(session_id, fence, append)
-        if self.lost_after:
-            self.lost_after -= 1
-            raise StoreUnavailable("lost after")
-        return done
 
 
 @dataclass
@@ -93,16 +72,16 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("lost", ["lost_before", "lost_after"])
 async def test_an_append_of_unknown_outcome_is_in_the_log_once(lost: str) -> None:
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store)
     setattr(store, lost, 3)
     await played.write(7, 8)
     assert await played.logged() == (7, 8)
-    assert store.appends == 4
+    assert store.asked["append"] == 4
 
 
 async def test_a_log_that_does_not_answer_is_given_up() -> None:
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, timeout=0.01)
     store.lost_before = 1_000_000
     with pytest.raises(StoreUnavailable):
@@ -111,16 +90,17 @@ async def test_a_log_that_does_not_answer_is_given_up() -> None:
 
 async def test_a_log_that_refuses_a_sessions_first_tokens_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFUSED_S", 0.0)
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, timeout=30.0)
     store.lost_before, store.refuses = 1, True
     with pytest.raises(StoreUnavailable, match="lost before"):
         await played.write(7)
     await played.write(7)
-    store.lost_before, store.appends = 3, 0
+    store.lost_before = 3
+    store.asked.clear()
     await played.write(8)
     assert await played.logged() == (7, 8)
-    assert store.appends == 4
+    assert store.asked["append"] == 4
 
 
 async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None:
@@ -137,15 +117,14 @@ async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None
 
 
 async def test_its_request_id_stands_for_it_as_long_as_it_is_kept_after_its_end() -> None:
-    age = 0.0
-    store = SqliteStore(clock=lambda: time.time() + age)
+    store = UnsteadyStore()
     played = await scene(store)
     lose_logs(store)
     alter(store, "DELETE FROM requests")
     await played.write(7)
-    age = 50.0
+    store.late_s = 50.0
     await played.write(8, end=End(FinishReason.LENGTH, "", 2))
-    age = 75.0
+    store.late_s = 75.0
     assert await played.logged() == (7, 8)
     assert (await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0)).session_id == "s"
 
@@ -249,7 +228,7 @@ async def test_a_newer_owner_is_never_overwritten() -> None:
 
 async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten_session_back() -> None:
     clock = [1000.0]
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, clock=lambda: clock[0])
     await played.write(7)
     clock[0] += LEASE_S + 1
@@ -281,7 +260,7 @@ async def test_who_was_cut_off_for_longer_than_retention_does_not_bring_a_forgot
     loop = asyncio.get_running_loop()
     began = loop.time()
     monkeypatch.setattr(loop, "time", lambda: began + late[0])
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, timeout=0.0, clock=lambda: wall[0])
     await played.write(7)
     while late[0] <= LIFETIMES.ended:
@@ -298,7 +277,7 @@ async def test_who_was_cut_off_for_longer_than_retention_does_not_bring_a_forgot
 
 async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, clock=lambda: clock[0])
     await played.write(7)
     for _ in range(9):
@@ -313,20 +292,20 @@ async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pyt
 
 
 async def test_a_sign_of_life_is_given_where_no_write_was_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store)
     await played.write(7)
     assert not await played.appender.renew()
-    assert store.appends == 1
+    assert store.asked["append"] == 1
     monkeypatch.setattr(module, "RENEW_S", 0.0)
     await store.cancel("s")
     assert await played.appender.renew()
-    assert store.appends == 2
+    assert store.asked["append"] == 2
 
 
 async def test_a_sign_of_life_never_meets_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RENEW_S", 0.0)
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store)
     store.lost_before = 2
     writing = asyncio.create_task(played.write(7))

@@ -14,49 +14,61 @@ from orchestrator.store import DeletedSession, MissingSession, SessionRecord, St
 from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Append, EmitEnd, End, FinishReason, Outcome
+from specwire.core.messages import Append, EmitEnd, End, FinishReason
 from specwire.core.text import Stopping
 from specwire.telemetry.tracing import NO_SPAN
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import SLOW_TARGET, Reading, stack
-from tests.orchestrator.test_store import log_of
+from tests.orchestrator.test_store import UnsteadyStore, log_of
 from tests.orchestrator.test_sweeping import orphan
 
 RECORD = SessionRecord("session", (1, 2), Sampling(), Stopping(8))
 
 
-async def is_cancelled(store: SqliteStore) -> bool:
-    log = await log_of(store, "session")
-    return log.cancelled
+class Scene(Cancellations):
+    """A session's log, and the orchestrator that is asked to end it."""
+
+    def __init__(self, store: UnsteadyStore, fence: int, patience: float) -> None:
+        super().__init__(store, patience)
+        self.log = store
+        self.fence = fence
+
+    async def put_back(self) -> None:
+        """The log was lost; its owner has written it again, and has not heard of anything."""
+        vars(self.log).update(vars(SqliteStore()))
+        await self.log.recreate(RECORD, Append(2, (), ()), self.fence, 60.0)
+
+    async def is_cancelled(self) -> bool:
+        log = await log_of(self.log, "session")
+        return log.cancelled
+
+
+async def scene(*silent: str, patience: float = 5.0) -> Scene:
+    store = UnsteadyStore()
+    fence = await store.create(RECORD, 60.0)
+    store.silent = {*silent}
+    return Scene(store, fence, patience)
 
 
 async def test_what_was_promised_is_said_again_where_the_log_was_lost() -> None:
-    """The owner has written it again, and has not heard of it."""
-    store = SqliteStore()
-    fence = await store.create(RECORD, 60.0)
-    cancellations = Cancellations(store, 5.0)
-    await cancellations.ask("session")
-    await store.delete("session")
-    await cancellations.repeat()  # nothing to cancel now
-    lost = SqliteStore()
-    vars(store).update(vars(lost))
-    await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
-    assert not await is_cancelled(store)
-    await cancellations.repeat()
-    assert await is_cancelled(store)
+    played = await scene()
+    await played.ask("session")
+    await played.log.delete("session")
+    await played.repeat()  # nothing to cancel now
+    await played.put_back()
+    assert not await played.is_cancelled()
+    await played.repeat()
+    assert await played.is_cancelled()
 
 
 async def test_it_is_not_said_for_ever() -> None:
-    store = SqliteStore()
-    fence = await store.create(RECORD, 60.0)
-    cancellations = Cancellations(store, 5.0)
-    await cancellations.ask("session")
-    cancellations._promised["session"].until -= KEPT_S
-    vars(store).update(vars(SqliteStore()))
-    await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
-    await cancellations.repeat()
-    assert not await is_cancelled(store)
-    assert not cancellations._promised
+    played = await scene()
+    await played.ask("session")
+    played._promised["session"].until -= KEPT_S
+    await played.put_back()
+    await played.repeat()
+    assert not await played.is_cancelled()
+    assert not played._promised
 
 
 async def test_what_was_refused_is_not_promised() -> None:
@@ -66,61 +78,38 @@ async def test_what_was_refused_is_not_promised() -> None:
     assert not cancellations._promised
 
 
-class Silent(SqliteStore):
-    """Answers neither cancellations nor deletions while `silent`."""
-
-    silent = True
-
-    async def cancel(self, session_id: str) -> None:
-        if self.silent:
-            raise StoreUnavailable("no answer")
-        await super().cancel(session_id)
-
-    async def delete(self, session_id: str) -> None:
-        if self.silent:
-            raise StoreUnavailable("no answer")
-        await super().delete(session_id)
-
-
 @pytest.mark.parametrize("what", ["ask", "delete"])
 async def test_what_the_log_does_not_have_is_not_promised(what: str) -> None:
-    store = Silent()
-    await store.create(RECORD, 60.0)
-    cancellations = Cancellations(store, 0.0)
+    played = await scene("cancel", "delete", patience=0.0)
     with pytest.raises(StoreUnavailable):
-        await getattr(cancellations, what)("session")
-    store.silent = False
-    await cancellations.repeat()
-    assert not await is_cancelled(store)
+        await getattr(played, what)("session")
+    played.log.silent.clear()
+    await played.repeat()
+    assert not await played.is_cancelled()
 
 
 async def test_a_log_that_is_silent_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancelling, "INSIST_EVERY_S", 0.001)
-    store = Silent()
-    await store.create(RECORD, 60.0)
-    asking = asyncio.create_task(Cancellations(store, 30.0).ask("session"))
+    played = await scene("cancel", patience=30.0)
+    asking = asyncio.create_task(played.ask("session"))
     await asyncio.sleep(0)
-    store.silent = False
+    played.log.silent.clear()
     await asking
-    assert await is_cancelled(store)
+    assert await played.is_cancelled()
 
 
 async def test_a_promise_outlasts_a_log_that_is_silent_for_longer() -> None:
     """Then it comes back as it was before."""
-    store = Silent()
-    store.silent = False
-    fence = await store.create(RECORD, 60.0)
-    cancellations = Cancellations(store, 5.0)
-    await cancellations.ask("session")
-    cancellations._promised["session"].until = asyncio.get_running_loop().time() + 0.01
-    store.silent = True
-    await cancellations.repeat()
+    played = await scene()
+    await played.ask("session")
+    played._promised["session"].until = asyncio.get_running_loop().time() + 0.01
+    played.log.silent = {"cancel"}
+    await played.repeat()
     await asyncio.sleep(0.02)  # longer than what was left of it
-    vars(store).update(vars(SqliteStore()))
-    await store.recreate(RECORD, Append(2, (), ()), fence, 60.0)
-    store.silent = False
-    await cancellations.repeat()
-    assert await is_cancelled(store)
+    await played.put_back()
+    played.log.silent.clear()
+    await played.repeat()
+    assert await played.is_cancelled()
 
 
 def driven(abandoned: bool = False) -> SessionView:
@@ -131,15 +120,13 @@ def driven(abandoned: bool = False) -> SessionView:
 
 
 async def test_what_has_ended_in_the_log_need_not_be_said_again() -> None:
-    store = SqliteStore()
-    await store.create(RECORD, 60.0)
-    cancellations, ending = Cancellations(store, 5.0), driven()
-    await cancellations.ask("session", ending)
-    await cancellations.repeat()
-    assert cancellations._promised
+    played, ending = await scene(), driven()
+    await played.ask("session", ending)
+    await played.repeat()
+    assert played._promised
     ending.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
-    await cancellations.repeat()
-    assert not cancellations._promised
+    await played.repeat()
+    assert not played._promised
 
 
 @pytest.mark.parametrize("abandoned", [False, True])
@@ -147,7 +134,8 @@ async def test_an_end_in_the_log_counts_as_its_flag(abandoned: bool) -> None:
     """Not where it ended for readers here alone, for want of the log."""
     ending = driven(abandoned)
     ending.output.finish(EmitEnd(End(FinishReason.CANCELLED, "", 0), ""))
-    asking = Cancellations(Silent(), 0.0).ask("session", ending)
+    played = await scene("cancel", patience=0.0)
+    asking = played.ask("session", ending)
     if not abandoned:
         await asking
         return
@@ -177,15 +165,12 @@ async def test_what_the_log_has_acknowledged_is_no_failure_where_it_cannot_be_en
 
 
 async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again() -> None:
-    store = SqliteStore()
-    fence = await store.create(RECORD, 60.0)
-    cancellations = Cancellations(store, 5.0)
-    await cancellations.delete("session")
-    vars(store).update(vars(SqliteStore()))
-    await store.recreate(RECORD, Append(2, (3,), (Outcome.DIRECT,)), fence, 60.0)
-    await cancellations.repeat()
+    played = await scene()
+    await played.delete("session")
+    await played.put_back()
+    await played.repeat()
     with pytest.raises(DeletedSession):
-        await store.read("session")
+        await played.log.read("session")
 
 
 @pytest.mark.parametrize("what", ["cancel", "delete_session"])

@@ -14,15 +14,13 @@ import verify_service.server
 from deploy.cli.services import registry
 from deploy.cli.services.registry import RegistryServiceOptions, RunningRegistry
 from draft_service.dialler import DiallingDrafter
-from orchestrator.options import OrchestratorOptions
 from orchestrator.server import RunningOrchestrator
-from specwire.core.invalid import InvalidParameter
 from specwire.core.placement import Reason
 from specwire.registry.options import CloudOptions, RegistryOptions
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, SLOW_TARGET, TARGET, Services, plain
-from tests.orchestrator.test_registered import PROMPT, feed_of, said, verifiers_up
+from tests.orchestrator.test_registered import PROMPT, said, verifiers_up
 from tests.ports import free_address
 from tests.rpc.relay import Relay
 from tests.wait import asked, until
@@ -117,31 +115,6 @@ async def test_an_edge_chooses_by_the_round_trip(cloud: Cloud) -> None:
     assert pool.placed[Reason.NEAR] == 6
 
 
-async def test_what_is_known_serves_on_while_the_cloud_does_not_answer(cloud: Cloud) -> None:
-    told = await cloud.tell()
-    await cloud.verifier()
-    edge = await cloud.edge()
-    await until(verifiers_up(edge, 1))
-    feed, client = feed_of(edge), await cloud.client(edge)
-    assert feed.shared
-    await told.stop(0.0)
-    await until(lambda: cloud.address in feed.trouble)
-    assert list((await said(client, PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
-    await cloud.tell()
-    await until(lambda: not feed.trouble)
-    await cloud.verifier()
-    await until(verifiers_up(edge, 2))
-
-
-async def test_an_edge_may_be_there_before_the_cloud(cloud: Cloud) -> None:
-    edge = await cloud.edge(start_timeout=0.2)
-    assert edge.orchestrator.unready == "no verifier is there"
-    await cloud.verifier()
-    await cloud.tell()
-    await until(verifiers_up(edge, 1))
-    assert list((await said(await cloud.client(edge), PROMPT)).tokens) == plain(TARGET, PROMPT, 10)
-
-
 async def test_a_drafter_finds_the_orchestrators_that_let_it_dial_in(cloud: Cloud) -> None:
     await cloud.tell()
     await cloud.verifier(patient=True)
@@ -158,10 +131,3 @@ async def test_a_drafter_finds_the_orchestrators_that_let_it_dial_in(cloud: Clou
     await until(lambda: drafter.address == second.address)
     done = await said(await cloud.client(second), PROMPT, length=60)
     assert list(done.tokens) == plain(TARGET, PROMPT, 60)
-
-
-def test_it_is_looked_for_in_one_place() -> None:
-    with pytest.raises(InvalidParameter, match="^cloud: "):
-        OrchestratorOptions((), cloud=CloudOptions("h:1"), registration=RegistryOptions("redis://h:1"))
-    with pytest.raises(InvalidParameter, match="^token: "):
-        OrchestratorOptions((), cloud=CloudOptions("far:1"), peer_token="0123456789abcdef0123")

@@ -20,7 +20,7 @@ from orchestrator.session import driver as driver_module
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.output import SessionFailure
-from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable
+from orchestrator.store import AppendReply, SessionRecord
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason
@@ -31,7 +31,7 @@ from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
-from tests.orchestrator.test_store import log_of, lose_logs, replace_output
+from tests.orchestrator.test_store import UnsteadyStore, log_of, lose_logs, replace_output
 from tests.wait import until
 
 PROMPT = (1, 2)
@@ -295,20 +295,9 @@ async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
     assert played.driver.view.output.end.reason is FinishReason.CANCELLED
 
 
-class Silent(SqliteStore):
-    """Answers no append while it is `down`."""
-
-    down = False
-
-    async def append(self, *arguments: Any, **named: Any) -> AppendReply:
-        if self.down:
-            raise StoreUnavailable("no answer")
-        return await super().append(*arguments, **named)
-
-
 @pytest.mark.parametrize("read_elsewhere", [True, False])
 async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsewhere: bool) -> None:
-    record, store = SessionRecord("s", PROMPT, Sampling(), Stopping(100)), Silent()
+    record, store = SessionRecord("s", PROMPT, Sampling(), Stopping(100)), UnsteadyStore()
     played = Scene(store, await store.create(record, 60.0), record)
     if read_elsewhere:
         await store.note_reader("s")
@@ -317,12 +306,12 @@ async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsew
     assert (appender_of.read_s < 60.0) is read_elsewhere
     if read_elsewhere:
         appender_of._read = appender_of._now() - 3600.0
-    store.down = True
+    store.silent = {"append"}
     with played.driver.view.readers.reading():
         pass
     await until(lambda: played.driver.session.state is State.ENDING or appender_of.read_s < 60.0)
     assert (played.driver.session.state is State.RUNNING) is read_elsewhere
-    store.down = False
+    store.silent.clear()
     await played.driver.close()
 
 

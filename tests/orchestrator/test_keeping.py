@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-
 import grpc
 import pytest
 
-from orchestrator.options import LONGEST_S, OrchestratorOptions
-from orchestrator.server import add_arguments, options_of
 from orchestrator.session import appender as leases
 from orchestrator.store import DeletedSession
 from orchestrator.store.sqlite import SqliteStore
 from specwire.client import SpecwireError
-from specwire.core.invalid import InvalidParameter
-from specwire.options import VERIFIER_WAIT_S
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Reading, stack
 from tests.orchestrator.test_store import logs_of
-
-
-def parsed(*arguments: str) -> OrchestratorOptions:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return options_of(parser.parse_args(["--verifier", "127.0.0.1:1", *arguments]))
-
-
-def test_the_command_line_says_how_the_log_is_kept() -> None:
-    options = parsed("--redis-url", "redis://host", "--durability", "redis-wait:2", "--retention", "0.5")
-    assert (options.redis_url, options.durability, options.retention) == ("redis://host", "redis-wait:2", 0.5)
-    assert parsed().durability == ""
-
-
-def test_what_cannot_be_kept_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="durability: redis-fsync needs a Redis as redis-url"):
-        parsed("--durability", "redis-fsync")
-    with pytest.raises(ValueError, match="retention: must be positive, not 0.0"):
-        parsed("--retention", "0")
-    with pytest.raises(ValueError, match="retention: must be at most"):
-        parsed("--retention", str(2 * LONGEST_S))
-    with pytest.raises(ValueError, match="retention: must be at most"):
-        parsed("--retention", "inf")
-
-
-def test_the_command_line_says_how_long_a_text_waits_for_a_verifier() -> None:
-    assert parsed().verifier_wait == VERIFIER_WAIT_S
-    assert parsed("--verifier-wait", "600").verifier_wait == 600.0
-    for wrong in ("0", "-1", "nan"):
-        with pytest.raises(ValueError, match="verifier_wait: must be positive"):
-            parsed("--verifier-wait", wrong)
-    with pytest.raises(ValueError, match="verifier_wait: must be at most"):
-        parsed("--verifier-wait", "inf")
+from tests.wait import until
 
 
 async def test_a_session_says_when_and_where_it_is() -> None:
@@ -122,18 +83,10 @@ async def test_an_ended_session_is_not_remembered_for_longer_than_its_retention(
         done = await running.client.complete(PROMPT, max_tokens=5)
         sessions = running.orchestrator.orchestrator.sessions
         assert done.session_id in sessions
-        for _ in range(6000):
-            if done.session_id not in sessions:
-                break
-            await asyncio.sleep(0.01)
-        assert done.session_id not in sessions
+        await until(lambda: done.session_id not in sessions)
         store = running.orchestrator.orchestrator.store
         assert isinstance(store, SqliteStore)
-        for _ in range(6000):
-            if not logs_of(store):
-                break
-            await asyncio.sleep(0.01)
-        assert not logs_of(store)
+        await until(lambda: not logs_of(store))
         with pytest.raises(SpecwireError) as gone:
             await running.client.get_session(done.session_id)
         assert gone.value.code is grpc.StatusCode.NOT_FOUND

@@ -6,10 +6,9 @@ import asyncio
 import itertools
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,7 +22,7 @@ from orchestrator.peers.models import Tokenizers
 from orchestrator.peers.peer import DrafterLink, VerifierPeer, verifier_link
 from orchestrator.pool import StartError
 from specwire.client import AsyncClient, Completion, SpecwireError
-from specwire.rpc.link import GAUGED, Link, _FirstStatus
+from specwire.rpc.link import GAUGED, Link
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls, ServerTls
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -32,8 +31,6 @@ from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, TURNS, Service
 from tests.ports import free_address
 from tests.rpc.older_wire import older_wire
 from tests.wait import asked, limits, until
-
-DoneCallback = Callable[[Any], None]
 
 
 async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,54 +190,6 @@ async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent
         (True, "INTERNAL: Internal error from Core"),
     }
     assert told[True, "UNAUTHENTICATED: this token is not known here"] > 0
-
-
-class Overwritten(grpc.aio.Call):
-    """Ends with the peer's status, and has another one once a write has failed."""
-
-    def __init__(self) -> None:
-        self.now, self._ended = (grpc.StatusCode.UNAUTHENTICATED, "not known here"), list[DoneCallback]()
-
-    def add_done_callback(self, callback: DoneCallback) -> None:
-        self._ended.append(callback)
-
-    def end(self) -> None:
-        for callback in self._ended:
-            callback(self)
-
-    async def code(self) -> grpc.StatusCode:
-        return self.now[0]
-
-    async def details(self) -> str:
-        return self.now[1]
-
-    async def initial_metadata(self) -> grpc.aio.Metadata:
-        return grpc.aio.Metadata()
-
-    async def trailing_metadata(self) -> grpc.aio.Metadata:
-        return grpc.aio.Metadata()
-
-    async def wait_for_connection(self) -> None: ...
-    def cancelled(self) -> bool:
-        return False
-
-    def done(self) -> bool:
-        return True
-
-    def time_remaining(self) -> float | None:
-        return None
-
-    def cancel(self) -> bool:
-        return False
-
-
-async def test_the_status_that_is_told_first_is_said() -> None:
-    call = Overwritten()
-    ending = _FirstStatus(call)
-    call.end()
-    call.now = grpc.StatusCode.INTERNAL, "Internal error from Core"
-    call.end()
-    assert ending.told == "UNAUTHENTICATED: not known here"
 
 
 async def test_a_verifier_is_described_by_the_process_that_its_link_reaches() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import verify_service.server
 import verify_service.service
-from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
+from specwire.client import Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.requests import Text
 from specwire.core.messages import FinishReason
 from specwire.v1 import verify_pb2
@@ -97,16 +97,6 @@ async def test_what_is_wrong_is_refused_by_name() -> None:
             with pytest.raises(SpecwireError, match=message) as refused:
                 await running.client.complete(PROMPT, references=references, **WISH)
             assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_the_blocking_client_has_them_too() -> None:
-    async with stack() as running:
-
-        def ask() -> Sequence[int]:
-            with Client(running.orchestrator.address) as client:
-                return client.complete(PROMPT, references=["5 6", [7, 8]], timeout=LIMIT_S, **WISH).tokens
-
-        assert list(await asyncio.to_thread(ask)) == plain(TARGET, PROMPT, LENGTH)
 
 
 async def test_a_verifier_that_starts_anew_is_sent_them_again() -> None:

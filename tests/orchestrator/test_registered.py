@@ -179,16 +179,6 @@ async def test_the_same_region_comes_first(place: Services) -> None:
         assert list((await session).tokens) == plain(TARGET, (*PROMPT, number), 300)
 
 
-async def test_nobody_is_left_registered_who_has_stopped(place: Services) -> None:
-    verifier, drafter = await place.verifier(TARGET), await place.drafter()
-    running = await place.orchestrator()
-    feed = feed_of(running)
-    await until(lambda: feed.services.total() == 3)
-    await drafter.stop()
-    await verifier.stop()
-    await until(lambda: feed.services.total() == 1)
-
-
 async def test_a_session_without_a_free_drafter_decodes_plainly(place: Services) -> None:
     """One drafter for two verifiers, with room for one session."""
     for _ in range(2):

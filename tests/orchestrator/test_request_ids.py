@@ -19,6 +19,7 @@ from orchestrator.store import Bound, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import Access, new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
+from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason
 from specwire.core.text import Stopping
@@ -27,7 +28,7 @@ from specwire.rpc.errors import StatusError
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, held, plain, stack
-from tests.orchestrator.test_store import alter, lose_logs, record_of
+from tests.orchestrator.test_store import UnsteadyStore, alter, lose_logs, record_of
 from tests.wait import until
 from verify_service.engine.messages import QueuePatience
 
@@ -60,49 +61,43 @@ async def test_the_deadline_is_that_of_the_call_that_began() -> None:
     assert finished.reason is FinishReason.LENGTH
 
 
-async def test_a_log_that_does_not_answer_is_unavailable() -> None:
-    async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
-        running.orchestrator.orchestrator.store = DeafStore("bind_request")
-        with pytest.raises(SpecwireError) as refused:
-            await client.complete(PROMPT, max_tokens=3, request_id="unbound")
-    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
-    assert refused.value.message == "the session log does not answer"
+@pytest.mark.parametrize("call", ["bind_request", "create"])
+async def test_a_log_that_does_not_answer_is_unavailable(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated id starts what its first call could not."""
 
+    async def deaf(*_: object) -> None:
+        raise StoreUnavailable("the session log does not answer")
 
-async def test_a_repeated_id_starts_what_its_first_call_could_not() -> None:
+    wish = RequestOptions(max_tokens=3, ignore_eos=True, request_id="again")
     async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
-        running.orchestrator.orchestrator.store = store = DeafStore("create")
-        with pytest.raises(SpecwireError) as refused:
-            await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
-        store.deaf_to = ""
-        done = await running.client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
-    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+        with monkeypatch.context() as patch:
+            patch.setattr(running.orchestrator.orchestrator.store, call, deaf)
+            with pytest.raises(SpecwireError) as refused:
+                await client.complete(PROMPT, **wish)
+        done = await client.complete(PROMPT, **wish)
+    assert (refused.value.code, refused.value.message) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "the session log does not answer",
+    )
     assert len(done.tokens) == 3
 
 
-async def test_calls_join_a_session_that_is_just_being_created() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_calls_join_a_session_that_is_just_being_created(leaves: bool) -> None:
+    """Also where the first caller leaves early: its session has a driver all the same."""
+    wish = RequestOptions(max_tokens=9, ignore_eos=True, request_id="slow")
     async with stack(SLOW_TARGET) as running:
         running.orchestrator.orchestrator.store = store = SlowStore()
-        calls = [asyncio.create_task(running.client.complete(PROMPT, max_tokens=3, request_id="slow"))]
+        first = asyncio.create_task(running.client.complete(PROMPT, **wish))
         await store.created.wait()
-        calls.append(asyncio.create_task(running.client.complete(PROMPT, max_tokens=3, request_id="slow")))
+        if leaves:
+            first.cancel()
+        second = asyncio.create_task(running.client.complete(PROMPT, **wish))
         await asyncio.sleep(0.1)
         store.answer.set()
-        first, second = await asyncio.gather(*calls)
-    assert first.session_id == second.session_id
-    assert first.tokens == second.tokens
-
-
-async def test_a_caller_that_leaves_early_leaves_a_session_with_a_driver() -> None:
-    async with stack(SLOW_TARGET) as running:
-        running.orchestrator.orchestrator.store = store = SlowStore()
-        call = asyncio.create_task(running.client.complete(PROMPT, max_tokens=9, ignore_eos=True, request_id="left"))
-        await store.created.wait()
-        call.cancel()
-        await asyncio.sleep(0.1)
-        store.answer.set()
-        done = await running.client.complete(PROMPT, max_tokens=9, ignore_eos=True, request_id="left")
-    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 9)
+        done = await second
+        assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 9)
+        assert leaves or (await first).session_id == done.session_id
 
 
 @pytest.mark.parametrize(
@@ -183,7 +178,7 @@ async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
 async def test_an_id_whose_session_is_gone_begins_another(how: str) -> None:
     """Not the old one once more: whoever still knows that one must not take the new text for its own."""
     async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
-        store = AgeingStore()
+        store = UnsteadyStore()
         running.orchestrator.orchestrator.store = store
         first = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
         (bound,) = alter(store, "SELECT * FROM requests")
@@ -194,7 +189,7 @@ async def test_an_id_whose_session_is_gone_begins_another(how: str) -> None:
             await store.delete(first.session_id)
             # The answer to its second half was lost.
             alter(store, "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?)", *bound)
-        store.age_s = 61.0
+        store.late_s = 61.0
         second = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
         third = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
     assert second.session_id != first.session_id
@@ -203,7 +198,7 @@ async def test_an_id_whose_session_is_gone_begins_another(how: str) -> None:
 
 async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
     """However long: with its signs of life its owner renews what was bound at its beginning."""
-    store = AgeingStore()
+    store = UnsteadyStore()
     now = 0.0
     record = record_of("long", tenant="t", request_id="r", request_digest="d")
     fence = await store.create(record, 60.0)
@@ -211,7 +206,7 @@ async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
     appender._now = lambda: now  # the loop's clock: the store's is the test's own, too
     await store.bind_request("t", "r", "long", 90.0, "d")
     for now in range(0, 600, 5):
-        store.age_s = now
+        store.late_s = now
         await appender.renew()
     assert await store.bound_request("t", "r") == Bound("long", "d")
     await appender.write(Append(3, (), (), End(FinishReason.ERROR, "no verifier", 0)), repeatable=True)
@@ -310,14 +305,6 @@ async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_fo
     assert claims <= 4
 
 
-class AgeingStore(SqliteStore):
-    """Its clock goes on by itself and by what a test adds."""
-
-    def __init__(self) -> None:
-        self.age_s = 0.0
-        super().__init__(clock=lambda: time.time() + self.age_s)
-
-
 class SlowStore(SqliteStore):
     """Has created a session's log, but does not say so before `answer` is set."""
 
@@ -333,30 +320,6 @@ class SlowStore(SqliteStore):
         self.created.set()
         await self.answer.wait()
         return fence
-
-
-class DeafStore(SqliteStore):
-    """Does not answer one of the calls."""
-
-    def __init__(self, deaf_to: str) -> None:
-        super().__init__()
-        self.deaf_to = deaf_to
-
-    async def create(
-        self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
-    ) -> int:
-        self._hear("create")
-        return await super().create(record, ttl_s, owner, retention_s)
-
-    async def bind_request(
-        self, tenant: str, request_id: str, session_id: str, ttl_s: float, digest: str = "", gone: str = ""
-    ) -> Bound:
-        self._hear("bind_request")
-        return await super().bind_request(tenant, request_id, session_id, ttl_s, digest, gone)
-
-    def _hear(self, call: str) -> None:
-        if call == self.deaf_to:
-            raise StoreUnavailable("the session log does not answer")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -110,24 +110,6 @@ async def test_every_message_that_may_say_so_does(rule: str, lossy: bool) -> Non
     assert said == dict.fromkeys(("started", "finished", "watch, started", "watch, finished", "session"), lossy)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "rule", "message"),
-    [
-        (0.0, "rejection", "rule: rejection contradicts temperature 0.0, which needs greedy"),
-        (0.0, "block", "rule: block contradicts temperature 0.0, which needs greedy"),
-        (1.0, "threshold", "rule: threshold takes t, not 0 numbers"),
-        (1.0, "typical(0.3,7)", "rule: delta of typical must be above 0 and at most 1, not 7.0"),
-        (1.0, "fast", "rule: must be one of greedy, coupled, rejection, block, threshold"),
-    ],
-)
-async def test_what_does_not_go_together_is_refused_by_name(temperature: float, rule: str, message: str) -> None:
-    async with stack(TARGET) as running:
-        with pytest.raises(SpecwireError) as raised:
-            await running.client.complete(PROMPT, max_tokens=4, temperature=temperature, rule=rule)
-    assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert message in str(raised.value)
-
-
 async def test_a_drafter_that_does_not_say_what_it_drew_from_changes_nothing() -> None:
     """Its proposals are dropped, and the text is the plain one of the session's own noise."""
 

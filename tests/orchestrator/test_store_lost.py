@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 
 from specwire.client import AsyncClient
 from specwire.core.messages import FinishReason
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.redis_groups import SERVICE, cluster, cluster_url, log_bytes, replicated, sentinel
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Reading, plain, stack
+from tests.orchestrator.redis_groups import SERVICE, log_bytes, replicated, sentinel
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Reading, plain, stack
 
 LIMIT_S = 120.0
 
@@ -37,24 +35,6 @@ async def test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more() ->
             assert reading.tokens == plain(SLOW_TARGET, PROMPT, len(reading.tokens))
 
 
-async def test_a_client_with_patience_outlasts_a_log_that_comes_back_with_what_it_had() -> None:
-    """The stream ends and is resumed from the log, which Redis had kept."""
-    with RedisServer(appendonly="yes", appendfsync="always") as redis:
-        async with stack(
-            SLOW_TARGET, redis_url=redis.url, store_timeout=0.5, durability="redis-fsync", detach_grace=60.0
-        ) as running:
-            reading = Reading(running.client, max_tokens=300, ignore_eos=True, timeout=LIMIT_S)
-            await reading.until(30)
-            driver = running.orchestrator.orchestrator.sessions[reading.session_id]
-            redis.stop()
-            async with asyncio.timeout(LIMIT_S):
-                await driver.view.output.ended()
-            redis.start()
-            await reading.rest()
-            assert reading.error is None
-            assert reading.tokens == plain(SLOW_TARGET, PROMPT, 300)
-
-
 async def test_a_primary_lost_under_a_stream_is_replaced() -> None:
     with replicated() as (primary, replica), sentinel(primary) as address:
         async with stack(SLOW_TARGET, redis_url=f"redis+sentinel://{address}/{SERVICE}") as running:
@@ -67,15 +47,3 @@ async def test_a_primary_lost_under_a_stream_is_replaced() -> None:
             assert reading.finished is not None
             assert reading.finished.reason is FinishReason.LENGTH
             assert log_bytes(replica, reading.session_id) == 4 * (len(PROMPT) + 400)
-
-
-async def test_sessions_are_kept_in_a_cluster() -> None:
-    with cluster() as nodes:
-        async with stack(redis_url=cluster_url(nodes)) as running:
-            calls = [
-                running.client.complete(PROMPT, max_tokens=20, ignore_eos=True, request_id=str(i)) for i in range(8)
-            ]
-            done = await asyncio.gather(*calls)
-            assert {tuple(each.tokens) for each in done} == {tuple(plain(TARGET, PROMPT, 20))}
-            for each in done:
-                assert {log_bytes(node, each.session_id) for node in nodes} == {0, 4 * (len(PROMPT) + 20)}

@@ -369,22 +369,6 @@ async def test_an_orchestrator_shows_its_peers_their_token() -> None:
 # Options
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"access": Access(KEYS), "accept_drafters": True},
-            "with --api-keys it needs --drafter-keys or --drafter-name",
-        ),
-        ({"access": Access(drafter_keys=KEYS)}, "--drafter-keys: needs --accept-drafters"),
-        ({"peer_token": ADA}, "token: is not sent to far.example:1 unencrypted: give --tls or --tls-ca"),
-    ],
-)
-def test_options_that_do_not_go_together(options: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message):
-        OrchestratorOptions(("far.example:1",), **options)  # type: ignore[arg-type]  # any field, by name
-
-
 def test_rules_by_name() -> None:
     assert rules_of(None) is None
     assert rules_of("greedy, coupled") == GUESSING_RULES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -183,43 +183,37 @@ async def test_what_another_one_drives_is_shown_and_not_taken(redis: RedisServer
     assert finished.stats.output_tokens == LENGTH
 
 
-async def test_figures_of_a_session_that_was_taken_over_are_of_all_of_it(redis: RedisServer) -> None:
-    """The time of its first token is known to whoever emitted that."""
-    async with pair(redis) as both:
-        undisturbed = await both.first.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True)
-        with held(MIDDLE) as let_go:
-            started, events = await both.begin(30)
-            taken = PartialCompletion()
-            async for event in both.taken_over(started.session_id):
-                let_go(ALL)
-                taken.add(event)
-        await tokens_of(events)
-    stats = taken.completion().stats
-    plainly = undisturbed.stats
-    assert plainly.time_to_first_token_us > 0
-    assert plainly.target_forwards == plainly.output_tokens - plainly.accepted
-    assert stats.time_to_first_token_us == 0
-    assert stats.target_forwards == stats.output_tokens - stats.accepted  # no drafter dials in late: exactly so many
-    assert stats.accepted <= stats.proposed
-    assert "first after" not in summary(taken.completion())
-    assert "first after" in summary(undisturbed)
+async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports_and_the_figures(redis: RedisServer) -> None:
+    """Both readers see all of it, and the former owner can append nothing more.
 
-
-async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports(redis: RedisServer) -> None:
-    """Penalties are a function of the text, and what was reported of it is in the log."""
+    Penalties are a function of the text, and what was reported of it is in the log. The time of its first token is
+    known to whoever emitted that.
+    """
     wish = RequestOptions(temperature=0.8, seed=4, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
     wish.update({"max_tokens": LENGTH, "ignore_eos": True})
     async with pair(redis) as both:
         undisturbed = await both.first.complete(PROMPT, **wish)
         with held(MIDDLE) as let_go:
-            started, events = await both.begin(20, **wish)
-            taken = PartialCompletion()
+            started, events = await both.begin(30, **wish)
+            fence = await both.fence(started.session_id)
+            taking = PartialCompletion()
             async for event in both.taken_over(started.session_id):
                 let_go(ALL)
-                taken.add(event)
-        await tokens_of(events)
-    assert (tuple(taken.tokens), tuple(taken.logprobs)) == (undisturbed.tokens, undisturbed.logprobs)
+                taking.add(event)
+        tokens, _, finished = await tokens_of(events)
+        assert await both.fence(started.session_id) > fence
+    taken, plainly = taking.completion(), undisturbed.stats
+    assert (taken.tokens, taken.logprobs) == (undisturbed.tokens, undisturbed.logprobs)
     assert len(taken.logprobs) == LENGTH
+    assert tuple(tokens) == undisturbed.tokens[-len(tokens) :]
+    assert finished.reason is FinishReason.LENGTH
+    assert finished.stats.output_tokens == LENGTH
+    assert plainly.time_to_first_token_us > taken.stats.time_to_first_token_us == 0
+    for stats in (plainly, taken.stats):
+        assert stats.target_forwards == stats.output_tokens - stats.accepted  # no drafter dials in late
+    assert taken.stats.accepted <= taken.stats.proposed
+    assert "first after" not in summary(taken)
+    assert "first after" in summary(undisturbed)
 
 
 async def test_what_has_ended_is_replayed(redis: RedisServer) -> None:
@@ -238,35 +232,6 @@ async def test_what_has_ended_is_replayed(redis: RedisServer) -> None:
             assert tokens == list(done.tokens[behind:])
             assert text.endswith(rest)
             assert (finished.reason, finished.text_length) == (FinishReason.STOP_STRING, len(text))
-
-
-async def test_it_is_taken_from_one_that_runs(redis: RedisServer) -> None:
-    """Both readers see all of it, and the former owner can append nothing more."""
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, events = await both.begin(10)
-            fence = await both.fence(started.session_id)
-            taking = both.taken_over(started.session_id)
-            await anext(taking)
-        tokens, _, finished = await tokens_of(events)
-        seen, _, _ = await tokens_of(taking)
-        assert seen == plain(TARGET, PROMPT, LENGTH)
-        assert await both.fence(started.session_id) > fence
-    assert tokens == plain(TARGET, PROMPT, LENGTH)[-len(tokens) :]
-    assert finished.reason is FinishReason.LENGTH
-    assert finished.stats.output_tokens == LENGTH
-
-
-async def test_one_that_makes_no_progress_loses_it(redis: RedisServer) -> None:
-    """The first one lives, and its only reader reads no more: whoever reads elsewhere goes on."""
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, events = await both.begin(10, request_id="unread", max_tokens=4 * LENGTH)
-            await events.aclose()
-            joined = await both.other.orchestrator.join(started.session_id)
-            joined.view.patience_with_others = 0.5
-        tokens, _, _ = await tokens_of(both.second.watch(started.session_id))
-    assert tokens == plain(TARGET, PROMPT, 4 * LENGTH)
 
 
 async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
@@ -299,18 +264,6 @@ async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
     assert left.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_session_whose_owner_is_gone_goes_on(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.3)
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, _ = await both.begin(10, request_id="orphan")
-            driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
-            driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
-        tokens, _, finished = await tokens_of(both.second.watch(started.session_id))
-    assert tokens == plain(TARGET, PROMPT, LENGTH)
-    assert finished.reason is FinishReason.LENGTH
-
-
 async def test_its_deadline_goes_with_it(redis: RedisServer) -> None:
     async with pair(redis) as both:
         events = both.first.generate(PROMPT, max_tokens=4000, ignore_eos=True, timeout=4.0, request_id="late")
@@ -318,19 +271,11 @@ async def test_its_deadline_goes_with_it(redis: RedisServer) -> None:
         assert isinstance(started, Started)
         taking = both.second.watch(started.session_id)
         await anext(taking)
-        await watched_for_a_moment(both.other.address, started.session_id)
+        async with aclosing(both.taken_over(started.session_id)) as for_a_moment:
+            await anext(for_a_moment)
         _, _, finished = await tokens_of(taking)
         await events.aclose()
     assert finished.reason is FinishReason.DEADLINE
-
-
-async def watched_for_a_moment(address: str, session_id: str) -> None:
-    """Take it over and leave."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        stream = stub.Watch(generation_pb2.WatchRequest(session_id=session_id, take_over=True), timeout=LIMIT_S)
-        async for _ in stream:
-            return
 
 
 async def test_cancel_reaches_the_owner(redis: RedisServer) -> None:
@@ -359,30 +304,19 @@ async def test_a_cancel_that_was_promised_outlives_who_promised_it(
     assert told[-1].reason is FinishReason.CANCELLED
 
 
-async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs no verifier."""
-    monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.0)
+@pytest.mark.parametrize("here", [False, True])
+async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
+    """It needs no verifier. here: its owner in the log is the one that is asked, which has spoken a moment ago."""
+    if not here:
+        monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.0)
     async with pair(redis) as both:
         with held(MIDDLE):
-            started, _ = await both.begin(5, request_id="orphan-to-end")
+            started, _ = await both.begin(5, request_id=f"to-end-{here}")
             driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
             driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
         for verifier in both.other.orchestrator.pool.verifiers:
             verifier.refusal = "a verifier that this one may not use"
-        await both.second.cancel(started.session_id)
-        events = [event async for event in both.second.watch(started.session_id)]
-    assert isinstance(events[-1], Finished)
-    assert events[-1].reason is FinishReason.CANCELLED
-
-
-async def test_cancel_ends_what_was_left_here(redis: RedisServer) -> None:
-    """Its owner in the log is the one that is asked, which has spoken a moment ago, but nobody drives it."""
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, _ = await both.begin(5, request_id="left-to-end")
-            driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
-            driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
-        await both.first.cancel(started.session_id)
+        await (both.first if here else both.second).cancel(started.session_id)
         _, _, finished = await tokens_of(both.second.watch(started.session_id))
     assert finished.reason is FinishReason.CANCELLED
 
