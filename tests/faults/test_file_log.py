@@ -92,14 +92,3 @@ def test_a_disk_that_takes_nothing_pauses_the_text(healthy: Stack, tmp_path: Pat
             stream.until_quiet(QUIET_S)
         stream.check_whole(plain(PLAIN, LENGTH))
     stream.check_logged(read_log(f"file:{log}", stream.session_id))
-
-
-def test_a_second_process_is_refused(healthy: Stack, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with boxed(healthy, log) as serving:
-        peers = ("--verifier", healthy.verifier.address, "--redis-url", f"file:{log}")
-        code, out, said = healthy.parts.run("-m", "deploy", "orchestrate", *peers)
-        why = f"specwire orchestrate: error: redis-url: cannot use file:{log}: another process has it"
-        assert (code, out, said.splitlines()[-1]) == (1, "", why)
-        with Stream(serving.address, max_tokens=20) as stream:
-            assert stream.rest() == plain(PLAIN, 20)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
 
 from bench.harness.certificates import Authority
 from orchestrator.options import LONGEST_S, MOST_DRAFTERS, OrchestratorOptions
-from orchestrator.server import add_arguments, options_of
+from orchestrator.server import options_of
 from orchestrator.tenants import Access
 from specwire.options import VERIFIER_WAIT_S
 from specwire.registry.options import CloudOptions, RegistryOptions
 from specwire.rpc.keys import Keys
+from tests.options import parsed
 
 TOKEN = "the-token-of-somebody"
 KEYS = Keys({TOKEN: "somebody"})
@@ -60,14 +60,11 @@ def test_who_lets_drafters_in_knows_who_they_are_or_that_nobody_is_far(more: dic
 
 
 def test_the_command_line_says_how_long_things_are_kept_and_waited_for() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-
-    def parsed(*words: str) -> OrchestratorOptions:
-        return options_of(parser.parse_args(["--verifier", "127.0.0.1:1", *words]))
+    def read(*words: str) -> OrchestratorOptions:
+        return options_of(parsed("orchestrate", "--verifier", "127.0.0.1:1", *words))
 
     words = ("--redis-url", "redis://host", "--durability", "redis-wait:2", "--retention", "0.5")
-    options = parsed(*words, "--verifier-wait", "600")
+    options = read(*words, "--verifier-wait", "600")
     assert (options.redis_url, options.durability, options.retention) == ("redis://host", "redis-wait:2", 0.5)
     assert options.verifier_wait == 600.0
-    assert (parsed().durability, parsed().verifier_wait) == ("", VERIFIER_WAIT_S)
+    assert (read().durability, read().verifier_wait) == ("", VERIFIER_WAIT_S)

@@ -217,30 +217,20 @@ async def test_an_acl_user_needs_no_more_than_the_scripts_do() -> None:
         assert "wrong-secret" not in str(refused.value)
 
 
-async def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path, mutual: bool) -> None:
+    """mutual: the Redis wants one, too."""
     authority, stranger = Authority(), Authority("stranger")
-    with RedisServer() as server, encrypted(server, authority, tmp_path) as address:
-        async with opened(url_of(address, authority, tmp_path)) as store:
+    with RedisServer() as server, encrypted(server, authority, tmp_path, mutual) as address:
+        async with opened(url_of(address, authority, tmp_path, shown=authority if mutual else None)) as store:
             fence = await store.create(record_of("s"), TTL)
             assert await store.append("s", fence, Append(3, (7,), (A,))) == AppendReply(4, False)
         with pytest.raises(StoreUnavailable, match="certificate"):
             await open_store(url_of(address, stranger, tmp_path))
-
-
-async def test_a_redis_that_wants_a_certificate_is_shown_one(tmp_path: Path) -> None:
-    authority, stranger = Authority(), Authority("stranger")
-    with RedisServer() as server, encrypted(server, authority, tmp_path, mutual=True) as address:
-        async with opened(url_of(address, authority, tmp_path, shown=authority)) as store:
-            fence = await store.create(record_of("s"), TTL)
-            assert await store.append("s", fence, Append(3, (7,), (A,))) == AppendReply(4, False)
-            assert (await store.claim("s", "other")).tokens == (7,)
-        for lacking in (
-            url_of(address, authority, tmp_path),
-            url_of(address, authority, tmp_path, shown=stranger),
-            f"redis://{address}/0",
-        ):
+        lacking = url_of(address, authority, tmp_path), url_of(address, authority, tmp_path, shown=stranger)
+        for url in (*(lacking if mutual else ()), f"redis://{address}/0"):
             with pytest.raises(StoreUnavailable):
-                await open_store(lacking)
+                await open_store(url)
         with client_of(server) as client:
             assert set(client.keys()) >= {key.encode() for key in session_keys("s")}
 

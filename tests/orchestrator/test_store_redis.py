@@ -141,27 +141,19 @@ async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest
 async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_it(
     store: SessionStore, hasty: SessionStore, server: RedisServer
 ) -> None:
-    fence = await store.create(record_of("s"), TTL)
+    """And its late reply is never taken for another call's."""
+    fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
+    late = Append(3, (7, 8), (A, A), End(FinishReason.EOS, "", 2))
     server.pause()
     with pytest.raises(StoreUnavailable, match="the session log does not answer"):
-        await hasty.append("s", fence, Append(3, (7, 8), (A, A)))
-    server.resume()
-    assert (await repeated(lambda: hasty.append("s", fence, Append(3, (7, 8), (A, A))))).length == 5
-    log = await log_of(store, "s")
-    assert log.tokens == (7, 8)
-
-
-async def test_a_late_reply_is_never_taken_for_another_calls(
-    store: SessionStore, hasty: SessionStore, server: RedisServer
-) -> None:
-    fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
-    server.pause()
-    with pytest.raises(StoreUnavailable):
-        await hasty.append("a", fences["a"], Append(3, (7, 8), (A, A), End(FinishReason.EOS, "", 2)))
+        await hasty.append("a", fences["a"], late)
     server.resume()
     assert await repeated(lambda: hasty.append("b", fences["b"], Append(3, (1,), (A,)))) == AppendReply(4, False)
     log = await log_of(store, "a")
     assert (log.tokens, log.reason) in (((), None), ((7, 8), FinishReason.EOS))
+    assert (await repeated(lambda: hasty.append("a", fences["a"], late))).length == 5
+    log = await log_of(store, "a")
+    assert (log.tokens, log.reason) == ((7, 8), FinishReason.EOS)
 
 
 async def test_a_cancelled_caller_does_not_disturb_the_others(store: SessionStore, server: RedisServer) -> None:

@@ -67,6 +67,13 @@ async def served() -> AsyncIterator[tuple[Servicer, LocalServer, Any]]:
         assert not server._running
 
 
+async def status(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
+    """What it ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
 def opened(number: int) -> Any:
     return Request(forgotten=[str(number)])
 
@@ -218,12 +225,8 @@ async def test_a_deadline_ends_a_call_at_both_ends() -> None:
 
     async with served() as (servicer, _, stub):
         servicer.score = servicer.connect = wait
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Score(verify_pb2.ScoreRequest(), timeout=0.05)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await anext(aiter(stub.Connect(timeout=0.05)))
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        for call in (stub.Score(verify_pb2.ScoreRequest(), timeout=0.05), anext(aiter(stub.Connect(timeout=0.05)))):
+            assert (await status(call))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: servicer.ended == ["cancelled", "cancelled"])
         assert all(0 < each <= 0.05 for each in remaining)
 
@@ -236,19 +239,15 @@ async def test_a_service_that_stops_ends_its_calls_and_takes_no_more() -> None:
         await until(lambda: servicer.begun == 1)
         unbegun = stub.Connect()
         await server.stop()
-        for end in (lambda: reading, lambda: anext(aiter(unbegun)), lambda: stub.Score(verify_pb2.ScoreRequest())):
-            with pytest.raises(grpc.aio.AioRpcError, match="the service has stopped") as caught:
-                await end()
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        for end in (reading, anext(aiter(unbegun)), stub.Score(verify_pb2.ScoreRequest())):
+            assert await status(end) == (grpc.StatusCode.UNAVAILABLE, "the service has stopped")
         assert (servicer.begun, servicer.ended) == (1, ["cancelled"])
 
 
 async def test_a_method_that_nobody_serves_is_unimplemented() -> None:
     async with served() as (_, server, stub):
         server.handlers.clear()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Score(verify_pb2.ScoreRequest())
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert (await status(stub.Score(verify_pb2.ScoreRequest())))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_channel_that_is_closed_ends_its_calls() -> None:
