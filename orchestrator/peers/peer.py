@@ -444,37 +444,6 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
             self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
 
 
-def verifier_link(
-    address: str,
-    tls: ClientTls | None,
-    token: Token | str = "",
-    tokenizers: Tokenizers | None = None,
-    local: LocalPeer | None = None,
-) -> VerifierLink:
-    return Link(
-        address,
-        lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).Connect(),
-        lambda channel, request: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(request),
-        tls,
-        token,
-        tokenizers,
-        local,
-    )
-
-
-def drafter_link(
-    address: str, tls: ClientTls | None, token: Token | str = "", local: LocalPeer | None = None
-) -> DrafterLink:
-    return Link(
-        address,
-        lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
-        lambda channel, request: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(request),
-        tls,
-        token,
-        local=local,
-    )
-
-
 AnyPeer = VerifierPeer | DrafterPeer
 Accept = Callable[[Info], str | None]
 
@@ -508,14 +477,16 @@ class Dialled:
 
     def verifier(self, address: str, accept: Accept) -> VerifierPeer:
         """A verifier that is dialled once it is started. accept: returns why it must not be used, or None."""
-        link = verifier_link(address, self._tls, self._token, self._tokenizers, self._local.get(address))
+        stub, local = verify_pb2_grpc.VerifyServiceStub, self._local.get(address)
+        link: VerifierLink = Link(address, stub, self._tls, self._token, self._tokenizers, local)
         peer = VerifierPeer(link, self._on_change, accept)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer
 
     def drafter(self, address: str, accept: Accept, targets: Callable[[], Sequence[Target]] = tuple) -> DrafterPeer:
         """Like `verifier`, for a drafter. targets: see DrafterPeer."""
-        link = drafter_link(address, self._tls, self._token, self._local.get(address))
+        stub, local = draft_pb2_grpc.DraftServiceStub, self._local.get(address)
+        link: DrafterLink = Link(address, stub, self._tls, self._token, local=local)
         peer = DrafterPeer(link, self._on_change, accept, targets)
         self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
         return peer

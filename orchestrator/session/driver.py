@@ -30,7 +30,7 @@ from specwire.core import messages
 from specwire.core.messages import FinishReason
 from specwire.core.session import OutputScanner, Session, State
 from specwire.core.text import Text, hash_of
-from specwire.telemetry.logs import of_session
+from specwire.telemetry.logs import tell
 from specwire.telemetry.tally import OrchestratorTally
 from specwire.telemetry.tracing import NO_SPAN, Span
 from specwire.v1 import common_pb2
@@ -289,8 +289,7 @@ class SessionDriver:
 
     def on_broken(self, error: Exception) -> None:
         """A bug of ours: this session ends, whatever its state; the others go on."""
-        shown = self.view.record.session_id[:8]
-        logger.error("session %s failed", shown, exc_info=error, extra=of_session(shown))
+        tell(logger, self.view.record.session_id, "it failed", level=logging.ERROR, error=error)
         self._events.clear()
         self.abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
 
