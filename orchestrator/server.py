@@ -34,14 +34,7 @@ from specwire.rpc.server_options import check_listen, drain_grace, filled
 from specwire.rpc.tls import client_tls, server_tls
 from specwire.telemetry.metrics import MetricsListener, listen, process_families
 from specwire.telemetry.options import telemetry_of
-from specwire.v1 import (
-    draft_pb2,
-    draft_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    status_pb2,
-    status_pb2_grpc,
-)
+from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc, status_pb2, status_pb2_grpc
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The orchestrator's own entry in the registry.

@@ -19,14 +19,7 @@ from orchestrator.session.appender import SessionLog, keep_leases, status_of_sto
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice, hash_beside
 from orchestrator.session.output import SessionView
 from orchestrator.session.stats import Totals
-from orchestrator.store import (
-    DeletedSession,
-    SessionExists,
-    SessionRecord,
-    SessionStore,
-    StoredSession,
-    StoreError,
-)
+from orchestrator.store import DeletedSession, SessionExists, SessionRecord, SessionStore, StoredSession, StoreError
 from orchestrator.store.base import NONE_OF_IT
 from orchestrator.store.health import LogHealth
 from orchestrator.sweeper import Rolls, Sweeper

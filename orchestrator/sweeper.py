@@ -25,14 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.ownership import must_end
-from orchestrator.store import (
-    LEASE_S,
-    DamagedLog,
-    DeletedSession,
-    SessionStore,
-    StoredSession,
-    StoreError,
-)
+from orchestrator.store import LEASE_S, DamagedLog, DeletedSession, SessionStore, StoredSession, StoreError
 from orchestrator.store.base import CALLED_WITHIN_S, NONE_OF_IT, awake_or_asleep_s
 from specwire.core.messages import FinishReason
 from specwire.rpc.errors import StatusError

@@ -246,12 +246,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     link: VerifierLink
 
-    def __init__(
-        self,
-        link: VerifierLink,
-        on_change: Callable[[], None],
-        accept: Callable[[Info], str | None],
-    ) -> None:
+    def __init__(self, link: VerifierLink, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
         super().__init__(link, on_change, accept)
         self.draining = False
         self.identity: Identity | None = None

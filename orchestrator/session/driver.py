@@ -19,13 +19,7 @@ from orchestrator.session.appender import SessionLog, Tasks, message_of_append, 
 from orchestrator.session.drafters import Drafters
 from orchestrator.session.output import SessionFailure, SessionView
 from orchestrator.session.verifier import SessionVerifier
-from orchestrator.store import (
-    ContentMismatch,
-    Fenced,
-    SessionRecord,
-    SessionStore,
-    StoreError,
-)
+from orchestrator.store import ContentMismatch, Fenced, SessionRecord, SessionStore, StoreError
 from specwire.core import messages
 from specwire.core.messages import FinishReason
 from specwire.core.session import OutputScanner, Session, State
@@ -98,12 +92,7 @@ class SessionDriver:
     """
 
     def __init__(
-        self,
-        record: SessionRecord,
-        fence: int,
-        scanner: OutputScanner,
-        host: SessionHost,
-        span: Span = NO_SPAN,
+        self, record: SessionRecord, fence: int, scanner: OutputScanner, host: SessionHost, span: Span = NO_SPAN
     ) -> None:
         options = host.options
         self._host = host

@@ -14,15 +14,7 @@ import grpc
 
 from orchestrator.session.stats import Trace
 from orchestrator.store.base import LEASE_S, LoggedTokens, SessionRecord, StoreError
-from specwire.core.messages import (
-    Emit,
-    EmitEnd,
-    End,
-    Event,
-    FinishReason,
-    Outcome,
-    TokenLogprobs,
-)
+from specwire.core.messages import Emit, EmitEnd, End, Event, FinishReason, Outcome, TokenLogprobs
 from specwire.core.session import OutputScanner
 from specwire.telemetry.logs import tell
 from specwire.telemetry.tally import OrchestratorTally, SessionStats

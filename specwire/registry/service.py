@@ -41,10 +41,7 @@ from specwire.v1 import registry_pb2, registry_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-ROLES = {
-    registry_pb2.SERVICE_ROLE_VERIFIER: Role.VERIFIER,
-    registry_pb2.SERVICE_ROLE_ORCHESTRATOR: Role.ORCHESTRATOR,
-}
+ROLES = {registry_pb2.SERVICE_ROLE_VERIFIER: Role.VERIFIER, registry_pb2.SERVICE_ROLE_ORCHESTRATOR: Role.ORCHESTRATOR}
 WIRE_ROLES = {role: wire for wire, role in ROLES.items()}
 MOST_UINT32 = (1 << 32) - 1
 
@@ -258,12 +255,7 @@ class RemoteDirectory:
     """
 
     def __init__(
-        self,
-        cloud: CloudOptions,
-        role: Role,
-        tls: ClientTls | None = None,
-        token: Token | str = "",
-        region: str = "",
+        self, cloud: CloudOptions, role: Role, tls: ClientTls | None = None, token: Token | str = "", region: str = ""
     ) -> None:
         self._address = cloud.address
         self._role = role

@@ -411,10 +411,7 @@ class Link(Generic[Request, Response]):
                 logger.exception("the round trip to %s could not be measured", self.address)
 
     async def _converse(
-        self,
-        call: grpc.aio.StreamStreamCall[Request, Response],
-        info: Info,
-        listener: Listener[Response],
+        self, call: grpc.aio.StreamStreamCall[Request, Response], info: Info, listener: Listener[Response]
     ) -> str:
         broken: list[LinkError] = []
         ending = _FirstStatus(call)

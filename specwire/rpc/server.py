@@ -230,11 +230,7 @@ class RunningServer:
 
 
 async def serve(
-    services: Sequence[Service],
-    listen: str,
-    *,
-    tls: ServerTls | None = None,
-    allow_insecure: bool = False,
+    services: Sequence[Service], listen: str, *, tls: ServerTls | None = None, allow_insecure: bool = False
 ) -> RunningServer:
     """Start a server.
 

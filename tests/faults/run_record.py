@@ -100,7 +100,4 @@ def _by_end(ends: Mapping[str, Ended]) -> dict[str, list[str]]:
 
 
 def _bars(by_end: Mapping[str, list[str]]) -> list[Bar]:
-    return [
-        none_of("tests that failed", len(by_end[FAILED])),
-        none_of("tests left out", len(by_end[SKIPPED])),
-    ]
+    return [none_of("tests that failed", len(by_end[FAILED])), none_of("tests left out", len(by_end[SKIPPED]))]

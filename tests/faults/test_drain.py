@@ -87,10 +87,7 @@ def test_an_orchestrator_lets_its_sessions_end_and_takes_no_others(owned: Parts,
     serving = orchestrate(owned, log, "--verifier", verifier.ready(), *metrics)
     ports = (serving.address, serving.http, metrics[1])
     check_ports_are_taken(*ports)
-    with (
-        Stream(serving.address, max_tokens=LENGTH) as stream,
-        HttpStream(serving.http, max_tokens=LENGTH) as other,
-    ):
+    with Stream(serving.address, max_tokens=LENGTH) as stream, HttpStream(serving.http, max_tokens=LENGTH) as other:
         stream.until(5)
         other.until(5)
         serving.send(signal.SIGTERM)

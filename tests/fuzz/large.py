@@ -56,8 +56,7 @@ def beside(fingerprint: str) -> Mapping[str, Message]:
         draft_pb2.JoinRequest(model=model),
         registry_pb2.FollowRequest(role=registry_pb2.SERVICE_ROLE_VERIFIER),
         verify_pb2.ConnectVerifyResponse(
-            opened=[verify_pb2.Opened(handle=HANDLE, attach=1, position=len(PROMPT))],
-            verdicts=[verdict],
+            opened=[verify_pb2.Opened(handle=HANDLE, attach=1, position=len(PROMPT))], verdicts=[verdict]
         ),
         common_pb2.Refused(handle=HANDLE, code=13),
         draft_pb2.ConnectDraftResponse(opened=[draft_pb2.OpenedDraft(handle=HANDLE)]),

@@ -12,17 +12,10 @@ import pytest
 
 from orchestrator.session import appender as module
 from orchestrator.session.appender import Appender, Lifetimes
-from orchestrator.store import (
-    LEASE_S,
-    ContentMismatch,
-    DeletedSession,
-    Fenced,
-    MissingSession,
-    StoreUnavailable,
-)
+from orchestrator.store import LEASE_S, ContentMismatch, DeletedSession, Fenced, MissingSession, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from tests.orchestrator.test_store import UnsteadyStore, alter, log_of, lose_logs, record_of, replace_output
+from tests.orchestrator.test_store import UnsteadyStore, alter, log_of, lose_logs, record_of, refuses, replace_output
 
 A = Outcome.ACCEPTED
 LIFETIMES = Lifetimes(60.0, 30.0)
@@ -84,8 +77,7 @@ async def test_a_log_that_does_not_answer_is_given_up() -> None:
     store = UnsteadyStore()
     played = await scene(store, timeout=0.01)
     store.lost_before = 1_000_000
-    with pytest.raises(StoreUnavailable):
-        await played.write(7)
+    await refuses(StoreUnavailable, played.write(7))
 
 
 async def test_a_log_that_refuses_a_sessions_first_tokens_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +85,7 @@ async def test_a_log_that_refuses_a_sessions_first_tokens_is_given_up_soon(monke
     store = UnsteadyStore()
     played = await scene(store, timeout=30.0)
     store.lost_before, store.refuses = 1, True
-    with pytest.raises(StoreUnavailable, match="lost before"):
-        await played.write(7)
+    await refuses(StoreUnavailable, played.write(7), "lost before")
     await played.write(7)
     store.lost_before = 3
     store.asked.clear()
@@ -156,8 +147,7 @@ async def test_a_log_that_is_lost_for_ever_is_given_up() -> None:
     played = await scene(store)
     lose_logs(store)
     store.losses = 1_000_000
-    with pytest.raises(MissingSession):
-        await played.write(7)
+    await refuses(MissingSession, played.write(7))
 
 
 async def test_a_log_that_came_back_shorter_gets_its_tail() -> None:
@@ -182,14 +172,12 @@ async def test_a_log_that_came_back_from_before_the_claim_is_written_again(meanw
     alter(store, "UPDATE sessions SET fence = ?", former.fence)
     replace_output(store, "s", *((1, 1) if meanwhile else ()))
     if meanwhile:
-        with pytest.raises(ContentMismatch):
-            await present.write(8)
+        await refuses(ContentMismatch, present.write(8))
         assert await present.logged() == (1, 1)
         return
     await present.write(8)
     assert await present.logged() == (7, 8)
-    with pytest.raises(Fenced):
-        await former.write(9)
+    await refuses(Fenced, former.write(9))
 
 
 async def test_an_end_meets_a_lost_log() -> None:
@@ -207,8 +195,7 @@ async def test_other_tokens_in_the_log_are_never_overwritten() -> None:
     played = await scene(store)
     await played.write(7)
     replace_output(store, "s", 7, 5)
-    with pytest.raises(ContentMismatch):
-        await played.write(8)
+    await refuses(ContentMismatch, played.write(8))
     assert await played.logged() == (7, 5)
 
 
@@ -217,13 +204,10 @@ async def test_a_newer_owner_is_never_overwritten() -> None:
     played = await scene(store)
     await played.write(7)
     await store.claim("s", "other")
-    with pytest.raises(Fenced):
-        await played.write(8)
+    await refuses(Fenced, played.write(8))
     await store.delete("s")
-    with pytest.raises(Fenced):
-        await played.write(8)
-    with pytest.raises(DeletedSession):
-        await store.read("s")
+    await refuses(Fenced, played.write(8))
+    await refuses(DeletedSession, store.read("s"))
 
 
 async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten_session_back() -> None:
@@ -234,8 +218,7 @@ async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten
     clock[0] += LEASE_S + 1
     lose_logs(store)
     store.lost_before = 2
-    with pytest.raises(MissingSession):
-        await played.write(8)
+    await refuses(MissingSession, played.write(8))
     assert await store.read("s") is None
 
 
@@ -267,11 +250,9 @@ async def test_who_was_cut_off_for_longer_than_retention_does_not_bring_a_forgot
         late[0] += 4.0
         wall[0] += -1.0 if set_back else 4.0
         store.lost_before = 1
-        with pytest.raises(StoreUnavailable):
-            await played.appender.renew()
+        await refuses(StoreUnavailable, played.appender.renew())
     lose_logs(store)
-    with pytest.raises(MissingSession):
-        await played.appender.renew()
+    await refuses(MissingSession, played.appender.renew())
     assert await store.read("s") is None
 
 
@@ -284,8 +265,7 @@ async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pyt
         clock[0] += 3.0
         store.lost_before = 1
         monkeypatch.setattr(module, "RENEW_S", 0.0)
-        with pytest.raises(StoreUnavailable):
-            await played.appender.renew()
+        await refuses(StoreUnavailable, played.appender.renew())
     lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator import ownership as cancelling
 from orchestrator.ownership import KEPT_S, Cancellations
+from orchestrator.session import appender as leases
 from orchestrator.session.output import SessionView
 from orchestrator.store import DeletedSession, MissingSession, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
@@ -18,9 +19,10 @@ from specwire.core.messages import Append, EmitEnd, End, FinishReason
 from specwire.core.text import Stopping
 from specwire.telemetry.tracing import NO_SPAN
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import SLOW_TARGET, Reading, stack
-from tests.orchestrator.test_store import UnsteadyStore, log_of
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Reading, stack
+from tests.orchestrator.test_store import UnsteadyStore, log_of, logs_of, refuses
 from tests.orchestrator.test_sweeping import orphan
+from tests.wait import until
 
 RECORD = SessionRecord("session", (1, 2), Sampling(), Stopping(8))
 
@@ -73,16 +75,14 @@ async def test_it_is_not_said_for_ever() -> None:
 
 async def test_what_was_refused_is_not_promised() -> None:
     cancellations = Cancellations(SqliteStore(), 5.0)
-    with pytest.raises(MissingSession):
-        await cancellations.ask("session")
+    await refuses(MissingSession, cancellations.ask("session"))
     assert not cancellations._promised
 
 
 @pytest.mark.parametrize("what", ["ask", "delete"])
 async def test_what_the_log_does_not_have_is_not_promised(what: str) -> None:
     played = await scene("cancel", "delete", patience=0.0)
-    with pytest.raises(StoreUnavailable):
-        await getattr(played, what)("session")
+    await refuses(StoreUnavailable, getattr(played, what)("session"))
     played.log.silent.clear()
     await played.repeat()
     assert not await played.is_cancelled()
@@ -139,16 +139,14 @@ async def test_an_end_in_the_log_counts_as_its_flag(abandoned: bool) -> None:
     if not abandoned:
         await asking
         return
-    with pytest.raises(StoreUnavailable):
-        await asking
+    await refuses(StoreUnavailable, asking)
 
 
 @pytest.mark.parametrize("what", ["ask", "delete"])
 async def test_a_session_that_is_driven_here_exists_also_where_the_log_has_lost_it(what: str) -> None:
     """Its owner has not written it again in time: that is no session of which nobody knows."""
     cancellations = Cancellations(SqliteStore(), 0.0)
-    with pytest.raises(StoreUnavailable, match="has lost the session"):
-        await getattr(cancellations, what)("session", driven())
+    await refuses(StoreUnavailable, getattr(cancellations, what)("session", driven()), "has lost the session")
     assert not cancellations._promised
 
 
@@ -169,33 +167,104 @@ async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again(
     await played.delete("session")
     await played.put_back()
     await played.repeat()
-    with pytest.raises(DeletedSession):
-        await played.log.read("session")
+    await refuses(DeletedSession, played.log.read("session"))
 
 
 @pytest.mark.parametrize("what", ["cancel", "delete_session"])
-async def test_no_end_is_acknowledged_while_the_log_is_down(what: str) -> None:
+async def test_no_end_is_acknowledged_while_the_log_is_down(redis: RedisServer, what: str) -> None:
     """The log comes back as it was before; the session goes on until somebody's cancellation is in it."""
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running:
-            reading = Reading(running.client, max_tokens=4000, ignore_eos=True)
-            await reading.until(1)
-            session_id = reading.session_id
-            redis.save()
-            redis.stop()
-            async with AsyncClient(running.orchestrator.address, patience=0.0) as hasty:
-                with pytest.raises(SpecwireError) as failed:
-                    await getattr(hasty, what)(session_id)
-            assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-            assert failed.value.retry_after is not None
-            assert "session log" in str(failed.value)
-            await reading.leave()
-            redis.start()
-            await getattr(running.client, what)(session_id)
-            store = running.orchestrator.orchestrator.store
-            if what == "delete_session":
-                with pytest.raises(DeletedSession):
-                    await store.read(session_id)
-                return
-            log = await log_of(store, session_id)
-            assert log.cancelled or log.reason is FinishReason.CANCELLED
+    async with stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running:
+        reading = Reading(running.client, max_tokens=4000, ignore_eos=True)
+        await reading.until(1)
+        session_id = reading.session_id
+        redis.save()
+        redis.stop()
+        async with AsyncClient(running.orchestrator.address, patience=0.0) as hasty:
+            with pytest.raises(SpecwireError) as failed:
+                await getattr(hasty, what)(session_id)
+        assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+        assert failed.value.retry_after is not None
+        assert "session log" in str(failed.value)
+        await reading.leave()
+        redis.start()
+        await getattr(running.client, what)(session_id)
+        store = running.orchestrator.orchestrator.store
+        if what == "delete_session":
+            await refuses(DeletedSession, store.read(session_id))
+            return
+        log = await log_of(store, session_id)
+        assert log.cancelled or log.reason is FinishReason.CANCELLED
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How long sessions are kept, what of them is told, and that deleted ones are gone.
+
+
+async def test_a_session_says_when_and_where_it_is(redis: RedisServer) -> None:
+    async with stack(redis_url=redis.url) as running:
+        done = await running.client.complete(PROMPT, max_tokens=5)
+        state = await running.client.get_session(done.session_id)
+        log = await running.orchestrator.orchestrator.store.read(done.session_id)
+    assert state.durability == "redis"
+    assert state.ended is not None
+    assert log is not None
+    info = running.orchestrator.orchestrator.pool.require_target().info
+    assert log.owner == running.orchestrator.orchestrator.owner
+    pinned = (log.record.weights_fingerprint, log.record.tokenizer_fingerprint, log.record.dtype)
+    assert pinned == (info.weights_fingerprint, info.tokenizer_hash, "float32")
+
+
+async def test_a_deleted_session_is_gone_for_everybody(redis: RedisServer) -> None:
+    async with stack(redis_url=redis.url) as running:
+        done = await running.client.complete(PROMPT, max_tokens=5, request_id="mine")
+        await running.client.delete_session(done.session_id)
+        await running.client.delete_session(done.session_id)  # the answer was lost: again
+        for call in (running.client.get_session(done.session_id), running.client.cancel(done.session_id)):
+            with pytest.raises(SpecwireError) as gone:
+                await call
+            assert gone.value.code is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(SpecwireError) as gone:
+            async for _ in running.client.watch(done.session_id):
+                pass
+        assert gone.value.code is grpc.StatusCode.NOT_FOUND
+        again = await running.client.complete(PROMPT, max_tokens=5, request_id="mine")
+    assert again.session_id != done.session_id
+    assert again.tokens == done.tokens
+
+
+async def test_a_session_that_runs_is_ended_and_deleted() -> None:
+    async with stack(SLOW_TARGET) as running:
+        reading = Reading(running.client, max_tokens=2000, ignore_eos=True)
+        await reading.until(1)
+        await running.client.delete_session(reading.session_id)
+        await reading.rest()
+        await refuses(DeletedSession, running.orchestrator.orchestrator.store.read(reading.session_id))
+
+
+async def test_what_was_deleted_elsewhere_is_not_remembered_here(redis: RedisServer) -> None:
+    async with stack(redis_url=redis.url) as running, stack(redis_url=redis.url) as other:
+        done = await running.client.complete(PROMPT, max_tokens=5)
+        assert [event async for event in running.client.watch(done.session_id)]
+        await other.client.delete_session(done.session_id)
+        with pytest.raises(SpecwireError) as gone:
+            async for _ in running.client.watch(done.session_id):
+                pass
+        assert gone.value.code is grpc.StatusCode.NOT_FOUND
+        assert done.session_id not in running.orchestrator.orchestrator.sessions
+
+
+async def test_an_ended_session_is_not_remembered_for_longer_than_its_retention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_S", 0.1)
+    async with stack(retention=0.2) as running:
+        done = await running.client.complete(PROMPT, max_tokens=5)
+        sessions = running.orchestrator.orchestrator.sessions
+        assert done.session_id in sessions
+        await until(lambda: done.session_id not in sessions)
+        store = running.orchestrator.orchestrator.store
+        assert isinstance(store, SqliteStore)
+        await until(lambda: not logs_of(store))
+        with pytest.raises(SpecwireError) as gone:
+            await running.client.get_session(done.session_id)
+        assert gone.value.code is grpc.StatusCode.NOT_FOUND

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
@@ -20,13 +20,6 @@ from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, held, p
 from tests.orchestrator.test_watching import pair, watched
 from tests.wait import LIMIT_S, asked, until
 from verify_service.service import tick_from_wire
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
 
 LENGTH = 80
 # No other source proposes: of these texts, none repeats itself.
@@ -139,11 +132,11 @@ async def rest(events: AsyncGenerator[Event, None]) -> tuple[list[int], Finished
 
 @pytest.mark.parametrize("verifier_too", [False, True], ids=["the verifier stays", "it starts anew"])
 async def test_an_orchestrator_that_takes_the_session_over_writes_the_same_text(
-    redis: RedisServer, verifier_too: bool
+    server: RedisServer, verifier_too: bool
 ) -> None:
     """The log has no references: a verifier that still holds the session goes on with them, another one without."""
     expected = plain(TARGET, PROMPT, LENGTH)
-    async with pair(redis) as both:
+    async with pair(server) as both:
         with held(10):
             events = both.first.generate(PROMPT, references=[text_of(expected)], request_id="mine", **WISH)
             started = await anext(events)

@@ -118,39 +118,37 @@ async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> 
     assert again.session_id == done.session_id
 
 
-async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator() -> None:
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await running.another()
-            async with AsyncClient(other.address, patience=0.0) as client:
-                first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
-                await until(lambda: running.orchestrator.orchestrator.sessions)
-                with pytest.raises(SpecwireError) as refused:
-                    await client.complete(PROMPT, max_tokens=61, request_id="both")
-                same = await client.complete(PROMPT, max_tokens=60, request_id="both")
-                done = await first
+async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator(redis: RedisServer) -> None:
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+        other = await running.another()
+        async with AsyncClient(other.address, patience=0.0) as client:
+            first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
+            await until(lambda: running.orchestrator.orchestrator.sessions)
+            with pytest.raises(SpecwireError) as refused:
+                await client.complete(PROMPT, max_tokens=61, request_id="both")
+            same = await client.complete(PROMPT, max_tokens=60, request_id="both")
+            done = await first
     assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
     assert (same.session_id, same.tokens) == (done.session_id, done.tokens)
 
 
-async def test_what_is_refused_leaves_nothing_behind() -> None:
+async def test_what_is_refused_leaves_nothing_behind(redis: RedisServer) -> None:
     """Neither a key nor a place; and the same id can be used once there is room."""
     access = Access(sessions=1, tokens_per_minute=1000)
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url, access=access) as running:
-            store, tenant = running.orchestrator.orchestrator.store, ""
-            async with AsyncClient(running.client.address, patience=0.0) as client:
-                events = client.generate(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
-                with held(20):
-                    await anext(events)
-                    for tokens in (30, 999):
-                        with pytest.raises(SpecwireError) as refused:
-                            await client.complete(PROMPT, max_tokens=tokens, request_id="second")
-                        assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-                        assert await store.bound_request(tenant, "second") is None
-                joined = await client.complete(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
-                assert [event async for event in events]
-                done = await client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="second")
+    async with stack(SLOW_TARGET, redis_url=redis.url, access=access) as running:
+        store, tenant = running.orchestrator.orchestrator.store, ""
+        async with AsyncClient(running.client.address, patience=0.0) as client:
+            events = client.generate(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
+            with held(20):
+                await anext(events)
+                for tokens in (30, 999):
+                    with pytest.raises(SpecwireError) as refused:
+                        await client.complete(PROMPT, max_tokens=tokens, request_id="second")
+                    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    assert await store.bound_request(tenant, "second") is None
+            joined = await client.complete(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
+            assert [event async for event in events]
+            done = await client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="second")
     assert list(joined.tokens) == plain(SLOW_TARGET, PROMPT, 40)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 30)
 
@@ -221,68 +219,66 @@ def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("long_lease")
-async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over_at_once() -> None:
+async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over_at_once(redis: RedisServer) -> None:
     """Its owner died before it could say Started; it is not waited for until its lease is over."""
     request = generation_pb2.GenerateRequest(request_id="early", take_over=True)
     request.tokens.ids.extend(PROMPT)
     request.stopping.max_tokens = 20
     request.stopping.ignore_eos = True
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            store = running.orchestrator.orchestrator.store
-            target = running.orchestrator.orchestrator.pool.require_target()
-            dead = record_of(
-                new_session_id(""),
-                tenant="",
-                request_id="early",
-                prompt=PROMPT,
-                sampling=Sampling(),
-                stopping=Stopping(20, ignore_eos=True),
-                stop=(),
-                created=time.time(),
-                weights_fingerprint=target.identity.weights,
-                vocabulary_fingerprint=target.identity.vocabulary,
-                tokenizer_fingerprint=target.identity.tokenizer,
-                eos_ids=target.identity.eos_ids,
-                request_digest=digest_of(request),
-            )
-            await store.bind_request("", "early", dead.session_id, 60.0, dead.request_digest)
-            await store.create(dead, 60.0, "an orchestrator that is dead")
-            async with open_channel(running.orchestrator.address) as channel, asyncio.timeout(LIMIT_S):
-                stub = generation_pb2_grpc.GenerationServiceStub(channel)
-                told = [each async for each in stub.Generate(request)]
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+        store = running.orchestrator.orchestrator.store
+        target = running.orchestrator.orchestrator.pool.require_target()
+        dead = record_of(
+            new_session_id(""),
+            tenant="",
+            request_id="early",
+            prompt=PROMPT,
+            sampling=Sampling(),
+            stopping=Stopping(20, ignore_eos=True),
+            stop=(),
+            created=time.time(),
+            weights_fingerprint=target.identity.weights,
+            vocabulary_fingerprint=target.identity.vocabulary,
+            tokenizer_fingerprint=target.identity.tokenizer,
+            eos_ids=target.identity.eos_ids,
+            request_digest=digest_of(request),
+        )
+        await store.bind_request("", "early", dead.session_id, 60.0, dead.request_digest)
+        await store.create(dead, 60.0, "an orchestrator that is dead")
+        async with open_channel(running.orchestrator.address) as channel, asyncio.timeout(LIMIT_S):
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            told = [each async for each in stub.Generate(request)]
     assert told[0].started.session_id == dead.session_id
     assert [token for each in told for token in each.chunk.tokens] == plain(SLOW_TARGET, PROMPT, 20)
 
 
 @pytest.mark.usefixtures("long_lease")
-async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just_created() -> None:
+async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just_created(redis: RedisServer) -> None:
     """That one is gone before it could say Started; another one does not wait until it has been silent for long."""
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await running.another()
-            dying = running.orchestrator.orchestrator
-            create, created = dying.store.create, asyncio.Event()
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+        other = await running.another()
+        dying = running.orchestrator.orchestrator
+        create, created = dying.store.create, asyncio.Event()
 
-            async def create_and_die(*args: Any) -> int:
-                fence = await create(*args)
-                created.set()
-                await asyncio.sleep(10 * LIMIT_S)
-                return fence
+        async def create_and_die(*args: Any) -> int:
+            fence = await create(*args)
+            created.set()
+            await asyncio.sleep(10 * LIMIT_S)
+            return fence
 
-            # Its process ends in the middle of it.
-            dying.store.create = create_and_die  # type: ignore[method-assign,assignment]
-            async with AsyncClient([running.orchestrator.address, other.address]) as client:
-                call = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True))
-                async with asyncio.timeout(LIMIT_S):
-                    await created.wait()
-                    await running.orchestrator._server.stop(0.0)
-                    done = await call
-            assert other.orchestrator.tally.claims == 1
+        # Its process ends in the middle of it.
+        dying.store.create = create_and_die  # type: ignore[method-assign,assignment]
+        async with AsyncClient([running.orchestrator.address, other.address]) as client:
+            call = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True))
+            async with asyncio.timeout(LIMIT_S):
+                await created.wait()
+                await running.orchestrator._server.stop(0.0)
+                done = await call
+        assert other.orchestrator.tally.claims == 1
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
 
 
-async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_for_ever() -> None:
+async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_for_ever(redis: RedisServer) -> None:
     """Each claims at most once, and then reads on what the other one writes."""
     request = generation_pb2.GenerateRequest(request_id="two", take_over=True)
     request.tokens.ids.extend(PROMPT)
@@ -294,13 +290,12 @@ async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_fo
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             return [token async for each in stub.Generate(request) for token in each.chunk.tokens]
 
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await running.another()
-            both = running.orchestrator, other
-            async with asyncio.timeout(LIMIT_S):
-                texts = await asyncio.gather(*(told(each.address) for each in (*both, *both)))
-            claims = sum(each.orchestrator.tally.claims for each in both)
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+        other = await running.another()
+        both = running.orchestrator, other
+        async with asyncio.timeout(LIMIT_S):
+            texts = await asyncio.gather(*(told(each.address) for each in (*both, *both)))
+        claims = sum(each.orchestrator.tally.claims for each in both)
     assert texts == [plain(SLOW_TARGET, PROMPT, 150)] * 4
     assert claims <= 4
 

@@ -60,31 +60,24 @@ async def test_where_drafters_are_let_in_no_rule_trusts_them_unless_it_is_named(
             await trusting.client.complete(PROMPT, **wish)
 
 
-async def test_a_session_of_a_rule_that_is_not_allowed_here_goes_on_without_drafters() -> None:
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, DRAFT, redis_url=redis.url, plan="stream:1,4,1") as running:
-            access = Access(rules=GUESSING_RULES)
-            strict = await running.another(running.drafters[0].address, plan="stream:1,4,1", access=access)
-            wish = RequestOptions(
-                max_tokens=200, temperature=1.0, rule="rejection", ignore_eos=True, request_id="moves"
-            )
-            async with aclosing(running.client.generate(PROMPT, **wish)) as events:
-                started = await anext(events)
-                assert isinstance(started, Started)
-                while not isinstance(await anext(events), Chunk):
-                    pass
-            driver = await strict.orchestrator.join(started.session_id, take_over=True)
-            async with AsyncClient(strict.address) as client:
-                told = [event async for event in client.watch(started.session_id)]
-                assert isinstance(told[-1], Finished)
-                assert sum(len(event.tokens) for event in told if isinstance(event, Chunk)) == 200
-                assert (strict.orchestrator.tally.claims, driver.drafters.missing, len(driver.drafters)) == (
-                    1,
-                    0,
-                    0,
-                )
-                with pytest.raises(SpecwireError, match="rule: rejection is not allowed here"):
-                    await client.complete(PROMPT, max_tokens=4, temperature=1.0, rule="rejection")
+async def test_a_session_of_a_rule_that_is_not_allowed_here_goes_on_without_drafters(redis: RedisServer) -> None:
+    async with stack(SLOW_TARGET, DRAFT, redis_url=redis.url, plan="stream:1,4,1") as running:
+        access = Access(rules=GUESSING_RULES)
+        strict = await running.another(running.drafters[0].address, plan="stream:1,4,1", access=access)
+        wish = RequestOptions(max_tokens=200, temperature=1.0, rule="rejection", ignore_eos=True, request_id="moves")
+        async with aclosing(running.client.generate(PROMPT, **wish)) as events:
+            started = await anext(events)
+            assert isinstance(started, Started)
+            while not isinstance(await anext(events), Chunk):
+                pass
+        driver = await strict.orchestrator.join(started.session_id, take_over=True)
+        async with AsyncClient(strict.address) as client:
+            told = [event async for event in client.watch(started.session_id)]
+            assert isinstance(told[-1], Finished)
+            assert sum(len(event.tokens) for event in told if isinstance(event, Chunk)) == 200
+            assert (strict.orchestrator.tally.claims, driver.drafters.missing, len(driver.drafters)) == (1, 0, 0)
+            with pytest.raises(SpecwireError, match="rule: rejection is not allowed here"):
+                await client.complete(PROMPT, max_tokens=4, temperature=1.0, rule="rejection")
 
 
 @pytest.mark.parametrize(("rule", "lossy"), [("", False), ("typical(0.3,0.09)", True)])

@@ -257,51 +257,45 @@ async def ended(store: SessionStore, session_id: str) -> StoredSession:
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it() -> None:
+async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it(redis: RedisServer) -> None:
     """Past its deadline, or cancelled, with the length that its text has; no verifier is needed for it."""
-    with RedisServer() as redis:
-        async with stack(redis_url=redis.url) as running_stack:
-            store = running_stack.orchestrator.orchestrator.store
-            for verifier in running_stack.orchestrator.orchestrator.pool.verifiers:
-                verifier.refusal = "a verifier that this one may not use"
-            late = await orphan(running_stack, store, deadline=time.time() - 1)
-            unwanted = await orphan(running_stack, store, 3)
-            waiting = await orphan(running_stack, store)
-            await store.cancel(unwanted)
-            for session_id, tokens, reason in (
-                (late, 5, FinishReason.DEADLINE),
-                (unwanted, 3, FinishReason.CANCELLED),
-            ):
-                log, text = await ended(store, session_id), plain(TARGET, PROMPT, tokens)
-                assert (log.reason, list(log.tokens)) == (reason, text)
-                assert log.text_length == len(" ".join(map(str, text)))
-                state = await running_stack.client.get_session(session_id)
-                assert state.finish_reason is reason
-            left = await log_of(store, waiting)
-            assert left.reason is None  # somebody may come for it
+    async with stack(redis_url=redis.url) as running_stack:
+        store = running_stack.orchestrator.orchestrator.store
+        for verifier in running_stack.orchestrator.orchestrator.pool.verifiers:
+            verifier.refusal = "a verifier that this one may not use"
+        late = await orphan(running_stack, store, deadline=time.time() - 1)
+        unwanted = await orphan(running_stack, store, 3)
+        waiting = await orphan(running_stack, store)
+        await store.cancel(unwanted)
+        for session_id, tokens, reason in ((late, 5, FinishReason.DEADLINE), (unwanted, 3, FinishReason.CANCELLED)):
+            log, text = await ended(store, session_id), plain(TARGET, PROMPT, tokens)
+            assert (log.reason, list(log.tokens)) == (reason, text)
+            assert log.text_length == len(" ".join(map(str, text)))
+            state = await running_stack.client.get_session(session_id)
+            assert state.finish_reason is reason
+        left = await log_of(store, waiting)
+        assert left.reason is None  # somebody may come for it
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_two_that_find_it_at_once_do_it_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_that_find_it_at_once_do_it_no_harm(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both claim it; the newest fence ends it, and no log says anything else afterwards."""
-    with RedisServer() as redis:
-        async with stack(redis_url=redis.url) as running_stack:
-            other = await running_stack.another()
-            store, both = running_stack.orchestrator.orchestrator.store, (running_stack.orchestrator, other)
-            session_ids = [await orphan(running_stack, store, deadline=time.time() + 3600) for _ in range(5)]
-            for session_id in session_ids:
-                log = await log_of(store, session_id)
-                await asyncio.gather(*(each.orchestrator.end_orphan(log, FinishReason.DEADLINE) for each in both))
-            logs = [await ended(store, session_id) for session_id in session_ids]
-            assert {log.reason for log in logs} == {FinishReason.DEADLINE}
-            assert {log.tokens for log in logs} == {tuple(plain(TARGET, PROMPT, 5))}
+    async with stack(redis_url=redis.url) as running_stack:
+        other = await running_stack.another()
+        store, both = running_stack.orchestrator.orchestrator.store, (running_stack.orchestrator, other)
+        session_ids = [await orphan(running_stack, store, deadline=time.time() + 3600) for _ in range(5)]
+        for session_id in session_ids:
+            log = await log_of(store, session_id)
+            await asyncio.gather(*(each.orchestrator.end_orphan(log, FinishReason.DEADLINE) for each in both))
+        logs = [await ended(store, session_id) for session_id in session_ids]
+        assert {log.reason for log in logs} == {FinishReason.DEADLINE}
+        assert {log.tokens for log in logs} == {tuple(plain(TARGET, PROMPT, 5))}
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_what_is_driven_is_left_alone() -> None:
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running_stack:
-            other = await running_stack.another()
-            done = await running_stack.client.complete(PROMPT, max_tokens=150, ignore_eos=True, request_id="alive")
-            assert list(done.tokens) == plain(TARGET, PROMPT, 150)
-            assert (running_stack.orchestrator.orchestrator.tally.fenced, other.orchestrator.tally.claims) == (0, 0)
+async def test_what_is_driven_is_left_alone(redis: RedisServer) -> None:
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running_stack:
+        other = await running_stack.another()
+        done = await running_stack.client.complete(PROMPT, max_tokens=150, ignore_eos=True, request_id="alive")
+        assert list(done.tokens) == plain(TARGET, PROMPT, 150)
+        assert (running_stack.orchestrator.orchestrator.tally.fenced, other.orchestrator.tally.claims) == (0, 0)

@@ -140,11 +140,7 @@ def test_the_portions_of_a_long_message_say_the_same_and_are_short() -> None:
     timings = verify_pb2.StepTimings(sessions=7)
     message = Response(draining=True, timings=timings, verdicts=verdicts, refused=[common_pb2.Refused(handle=3)])
     taken = list(portions(message, ("refused", "verdicts")))
-    assert [(len(each.refused), len(each.verdicts)) for each in taken] == [
-        (1, 0),
-        *[(0, PARTS_AT_ONCE)] * 2,
-        (0, 1),
-    ]
+    assert [(len(each.refused), len(each.verdicts)) for each in taken] == [(1, 0), *[(0, PARTS_AT_ONCE)] * 2, (0, 1)]
     assert all(each.draining and each.timings == timings for each in taken)
     whole = Response()
     for each in taken:

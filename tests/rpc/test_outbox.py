@@ -224,8 +224,7 @@ class Drafter(draft_pb2_grpc.DraftServiceServicer):
 async def test_both_ends_of_a_real_stream() -> None:
     drafter = Drafter()
     hosted = Service(
-        "specwire.v1.DraftService",
-        lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(drafter, server),
+        "specwire.v1.DraftService", lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(drafter, server)
     )
     server = await serve([hosted], "127.0.0.1:0")
     failures: list[LinkError] = []

@@ -14,13 +14,7 @@ from bench.harness.certificates import Authority
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel, unreachable
 from specwire.rpc.server import RunningServer, serve
-from specwire.rpc.tls import (
-    ClientTls,
-    ServerTls,
-    client_tls,
-    server_tls,
-    system_authorities,
-)
+from specwire.rpc.tls import ClientTls, ServerTls, client_tls, server_tls, system_authorities
 from tests.options import parsed
 from tests.rpc.byte_server import service
 
