@@ -6,10 +6,10 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -465,8 +465,7 @@ class Dialled:
         self._tls = tls
         self._token = token
         self._on_change = on_change
-        self._links: dict[AnyPeer, VerifierLink | DrafterLink] = {}
-        self._runs: dict[AnyPeer, Callable[[], Coroutine[None, None, None]]] = {}
+        self._links: dict[AnyPeer, Link[Any, Any]] = {}
         self._tasks: dict[AnyPeer, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -475,7 +474,7 @@ class Dialled:
         stub, local = verify_pb2_grpc.VerifyServiceStub, self._local.get(address)
         link: VerifierLink = Link(address, stub, self._tls, self._token, self._tokenizers, local)
         peer = VerifierPeer(link, self._on_change, accept)
-        self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
+        self._links[peer] = link
         return peer
 
     def drafter(self, address: str, accept: Accept, targets: Callable[[], Sequence[Target]] = tuple) -> DrafterPeer:
@@ -483,15 +482,15 @@ class Dialled:
         stub, local = draft_pb2_grpc.DraftServiceStub, self._local.get(address)
         link: DrafterLink = Link(address, stub, self._tls, self._token, local=local)
         peer = DrafterPeer(link, self._on_change, accept, targets)
-        self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
+        self._links[peer] = link
         return peer
 
     def start(self, peer: AnyPeer) -> None:
-        self._tasks[peer] = asyncio.create_task(self._runs[peer]())
+        self._tasks[peer] = asyncio.create_task(self._links[peer].run(peer))
 
     def drop(self, peer: AnyPeer) -> None:
         """End its link, and dial it no more."""
-        del self._links[peer], self._runs[peer]
+        del self._links[peer]
         task = self._tasks.pop(peer, None)
         if task is not None:
             task.cancel()

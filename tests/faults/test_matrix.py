@@ -11,6 +11,8 @@ import pytest
 
 from tests.faults.matrix import (
     CELLS,
+    CLIENTS_LINE,
+    HTTP_LINE,
     LINK_FAULTS,
     LINKS,
     PARTIES,
@@ -101,8 +103,8 @@ def test_only_cells_about_drafters_go_by_a_fixed_plan(running: Place) -> None:
 
 def reached_at(running: Place, orchestrator: ServiceProcess) -> set[str]:
     """Its own addresses, and the relays to it."""
-    relayed = {running.lines.client.address, running.lines.http.address} if orchestrator is running.apart else set()
-    return {orchestrator.address, orchestrator.http, *relayed}
+    relayed = (CLIENTS_LINE, HTTP_LINE) if orchestrator is running.apart else ()
+    return {orchestrator.address, orchestrator.http, *(running.lines[where].address for where in relayed)}
 
 
 # The table

@@ -15,7 +15,8 @@ from orchestrator.session.appender import Appender, Lifetimes
 from orchestrator.store import LEASE_S, ContentMismatch, DeletedSession, Fenced, MissingSession, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from tests.orchestrator.test_store import UnsteadyStore, alter, log_of, lose_logs, record_of, refuses, replace_output
+from tests.orchestrator.test_store import UnsteadyStore, alter, log_of, lose_logs, record_of, replace_output
+from tests.wait import raised
 
 A = Outcome.ACCEPTED
 LIFETIMES = Lifetimes(60.0, 30.0)
@@ -77,7 +78,7 @@ async def test_a_log_that_does_not_answer_is_given_up() -> None:
     store = UnsteadyStore()
     played = await scene(store, timeout=0.01)
     store.lost_before = 1_000_000
-    await refuses(StoreUnavailable, played.write(7))
+    await raised(StoreUnavailable, played.write(7))
 
 
 async def test_a_log_that_refuses_a_sessions_first_tokens_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +86,7 @@ async def test_a_log_that_refuses_a_sessions_first_tokens_is_given_up_soon(monke
     store = UnsteadyStore()
     played = await scene(store, timeout=30.0)
     store.lost_before, store.refuses = 1, True
-    await refuses(StoreUnavailable, played.write(7), "lost before")
+    await raised(StoreUnavailable, played.write(7), "lost before")
     await played.write(7)
     store.lost_before = 3
     store.asked.clear()
@@ -147,7 +148,7 @@ async def test_a_log_that_is_lost_for_ever_is_given_up() -> None:
     played = await scene(store)
     lose_logs(store)
     store.losses = 1_000_000
-    await refuses(MissingSession, played.write(7))
+    await raised(MissingSession, played.write(7))
 
 
 async def test_a_log_that_came_back_shorter_gets_its_tail() -> None:
@@ -172,12 +173,12 @@ async def test_a_log_that_came_back_from_before_the_claim_is_written_again(meanw
     alter(store, "UPDATE sessions SET fence = ?", former.fence)
     replace_output(store, "s", *((1, 1) if meanwhile else ()))
     if meanwhile:
-        await refuses(ContentMismatch, present.write(8))
+        await raised(ContentMismatch, present.write(8))
         assert await present.logged() == (1, 1)
         return
     await present.write(8)
     assert await present.logged() == (7, 8)
-    await refuses(Fenced, former.write(9))
+    await raised(Fenced, former.write(9))
 
 
 async def test_an_end_meets_a_lost_log() -> None:
@@ -195,7 +196,7 @@ async def test_other_tokens_in_the_log_are_never_overwritten() -> None:
     played = await scene(store)
     await played.write(7)
     replace_output(store, "s", 7, 5)
-    await refuses(ContentMismatch, played.write(8))
+    await raised(ContentMismatch, played.write(8))
     assert await played.logged() == (7, 5)
 
 
@@ -204,10 +205,10 @@ async def test_a_newer_owner_is_never_overwritten() -> None:
     played = await scene(store)
     await played.write(7)
     await store.claim("s", "other")
-    await refuses(Fenced, played.write(8))
+    await raised(Fenced, played.write(8))
     await store.delete("s")
-    await refuses(Fenced, played.write(8))
-    await refuses(DeletedSession, store.read("s"))
+    await raised(Fenced, played.write(8))
+    await raised(DeletedSession, store.read("s"))
 
 
 async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten_session_back() -> None:
@@ -218,7 +219,7 @@ async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten
     clock[0] += LEASE_S + 1
     lose_logs(store)
     store.lost_before = 2
-    await refuses(MissingSession, played.write(8))
+    await raised(MissingSession, played.write(8))
     assert await store.read("s") is None
 
 
@@ -250,9 +251,9 @@ async def test_who_was_cut_off_for_longer_than_retention_does_not_bring_a_forgot
         late[0] += 4.0
         wall[0] += -1.0 if set_back else 4.0
         store.lost_before = 1
-        await refuses(StoreUnavailable, played.appender.renew())
+        await raised(StoreUnavailable, played.appender.renew())
     lose_logs(store)
-    await refuses(MissingSession, played.appender.renew())
+    await raised(MissingSession, played.appender.renew())
     assert await store.read("s") is None
 
 
@@ -265,7 +266,7 @@ async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pyt
         clock[0] += 3.0
         store.lost_before = 1
         monkeypatch.setattr(module, "RENEW_S", 0.0)
-        await refuses(StoreUnavailable, played.appender.renew())
+        await raised(StoreUnavailable, played.appender.renew())
     lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)

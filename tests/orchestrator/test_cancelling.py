@@ -20,9 +20,9 @@ from specwire.core.text import Stopping
 from specwire.telemetry.tracing import NO_SPAN
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, Reading, stack
-from tests.orchestrator.test_store import UnsteadyStore, log_of, logs_of, refuses
+from tests.orchestrator.test_store import UnsteadyStore, log_of, logs_of
 from tests.orchestrator.test_sweeping import orphan
-from tests.wait import until
+from tests.wait import raised, until
 
 RECORD = SessionRecord("session", (1, 2), Sampling(), Stopping(8))
 
@@ -75,14 +75,14 @@ async def test_it_is_not_said_for_ever() -> None:
 
 async def test_what_was_refused_is_not_promised() -> None:
     cancellations = Cancellations(SqliteStore(), 5.0)
-    await refuses(MissingSession, cancellations.ask("session"))
+    await raised(MissingSession, cancellations.ask("session"))
     assert not cancellations._promised
 
 
 @pytest.mark.parametrize("what", ["ask", "delete"])
 async def test_what_the_log_does_not_have_is_not_promised(what: str) -> None:
     played = await scene("cancel", "delete", patience=0.0)
-    await refuses(StoreUnavailable, getattr(played, what)("session"))
+    await raised(StoreUnavailable, getattr(played, what)("session"))
     played.log.silent.clear()
     await played.repeat()
     assert not await played.is_cancelled()
@@ -139,14 +139,14 @@ async def test_an_end_in_the_log_counts_as_its_flag(abandoned: bool) -> None:
     if not abandoned:
         await asking
         return
-    await refuses(StoreUnavailable, asking)
+    await raised(StoreUnavailable, asking)
 
 
 @pytest.mark.parametrize("what", ["ask", "delete"])
 async def test_a_session_that_is_driven_here_exists_also_where_the_log_has_lost_it(what: str) -> None:
     """Its owner has not written it again in time: that is no session of which nobody knows."""
     cancellations = Cancellations(SqliteStore(), 0.0)
-    await refuses(StoreUnavailable, getattr(cancellations, what)("session", driven()), "has lost the session")
+    await raised(StoreUnavailable, getattr(cancellations, what)("session", driven()), "has lost the session")
     assert not cancellations._promised
 
 
@@ -167,7 +167,7 @@ async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again(
     await played.delete("session")
     await played.put_back()
     await played.repeat()
-    await refuses(DeletedSession, played.log.read("session"))
+    await raised(DeletedSession, played.log.read("session"))
 
 
 @pytest.mark.parametrize("what", ["cancel", "delete_session"])
@@ -180,17 +180,16 @@ async def test_no_end_is_acknowledged_while_the_log_is_down(redis: RedisServer, 
         redis.save()
         redis.stop()
         async with AsyncClient(running.orchestrator.address, patience=0.0) as hasty:
-            with pytest.raises(SpecwireError) as failed:
-                await getattr(hasty, what)(session_id)
-        assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-        assert failed.value.retry_after is not None
-        assert "session log" in str(failed.value)
+            failed = await raised(SpecwireError, getattr(hasty, what)(session_id))
+        assert failed.code is grpc.StatusCode.UNAVAILABLE
+        assert failed.retry_after is not None
+        assert "session log" in str(failed)
         await reading.leave()
         redis.start()
         await getattr(running.client, what)(session_id)
         store = running.orchestrator.orchestrator.store
         if what == "delete_session":
-            await refuses(DeletedSession, store.read(session_id))
+            await raised(DeletedSession, store.read(session_id))
             return
         log = await log_of(store, session_id)
         assert log.cancelled or log.reason is FinishReason.CANCELLED
@@ -238,7 +237,7 @@ async def test_a_session_that_runs_is_ended_and_deleted() -> None:
         await reading.until(1)
         await running.client.delete_session(reading.session_id)
         await reading.rest()
-        await refuses(DeletedSession, running.orchestrator.orchestrator.store.read(reading.session_id))
+        await raised(DeletedSession, running.orchestrator.orchestrator.store.read(reading.session_id))
 
 
 async def test_what_was_deleted_elsewhere_is_not_remembered_here(redis: RedisServer) -> None:
@@ -265,6 +264,5 @@ async def test_an_ended_session_is_not_remembered_for_longer_than_its_retention(
         store = running.orchestrator.orchestrator.store
         assert isinstance(store, SqliteStore)
         await until(lambda: not logs_of(store))
-        with pytest.raises(SpecwireError) as gone:
-            await running.client.get_session(done.session_id)
-        assert gone.value.code is grpc.StatusCode.NOT_FOUND
+        gone = await raised(SpecwireError, running.client.get_session(done.session_id))
+        assert gone.code is grpc.StatusCode.NOT_FOUND

@@ -18,7 +18,7 @@ from specwire.core.text import Stopping
 from specwire.telemetry.tracing import NO_SPAN
 from tests.core.script import LetterScanner
 from tests.orchestrator.test_store import UnsteadyStore, alter, lose_logs
-from tests.wait import until
+from tests.wait import raised, until
 
 RECORD = SessionRecord("s", (1, 2), Sampling(), Stopping(max_tokens=9))
 TTL_S, TIMEOUT_S = 60.0, 5.0
@@ -117,8 +117,7 @@ async def test_all_is_read_where_it_may_have_changed() -> None:
     await now.append(3, 1, 2)
     lose_logs(now.log)
     await now.log.recreate(RECORD, Append(2, (3, 7, 2, 2), (D,) * 4), now.fence + 1, TTL_S, "other")
-    with pytest.raises(OtherText):
-        await now.result()
+    await raised(OtherText, now.result())
 
 
 async def test_a_claim_that_the_log_lost_is_remembered() -> None:
@@ -231,8 +230,7 @@ async def test_what_cannot_go_on_is_given_up(hurt: Callable[[Scene], None], erro
     hurt(now)
     await now.goes_on()
     now.now = TIMEOUT_S + 1
-    with pytest.raises(error):
-        await now.result()
+    await raised(error, now.result())
 
 
 async def test_what_another_one_drives_is_followed_without_a_verifier_for_as_long() -> None:

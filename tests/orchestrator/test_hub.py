@@ -31,7 +31,7 @@ from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, drafted, plain, stack
-from tests.wait import until
+from tests.wait import raised, until
 
 LIMIT_S = 120.0
 INFO = common_pb2.GetModelInfoResponse
@@ -87,8 +87,7 @@ async def test_another_vocabulary_is_refused_for_good() -> None:
 async def test_an_orchestrator_that_was_not_told_to_accepts_none() -> None:
     async with stack(SLOW_TARGET) as running:
         address = running.orchestrator.address
-        with pytest.raises(JoinRefused, match=rf"{address} does not let drafters dial in \(--accept-drafters\)"):
-            await dial(address)
+        await raised(JoinRefused, dial(address), rf"{address} does not let drafters dial in \(--accept-drafters\)")
 
 
 async def test_it_waits_for_its_orchestrator_and_joins_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,8 +283,7 @@ async def test_only_who_is_named_may_join(name: str) -> None:
             if accepted == name:
                 async with dialled(hub.address, tls=ours.client(drafters.sign())):
                     assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
-                with pytest.raises(JoinRefused, match="is not trusted"):
-                    await dial(hub.address, drafters.client())
+                await raised(JoinRefused, dial(hub.address, drafters.client()), "is not trusted")
             else:
                 with pytest.raises(JoinRefused, match="the certificate names 127.0.0.1, localhost, test, and"):
                     await dial(hub.address, ours.client(drafters.sign()))
@@ -319,8 +317,7 @@ async def test_a_drafter_with_its_token_is_used_like_any_other_and_a_client_with
 @pytest.mark.parametrize("token", ["", CLIENT, "a-token-of-nobody"])
 async def test_no_other_token_lets_a_drafter_in(token: str) -> None:
     async with keyed_hub() as running:
-        with pytest.raises(JoinRefused, match="refused this drafter: authorization: "):
-            await dial(running.address, token=token)
+        await raised(JoinRefused, dial(running.address, token=token), "refused this drafter: authorization: ")
         assert running.orchestrator.pool.drafters == []
 
 

@@ -18,7 +18,7 @@ from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, Reading, Services, plain
 from tests.orchestrator.test_watching import watched
-from tests.wait import until
+from tests.wait import raised, until
 from verify_service.server import RunningVerifier
 
 LIMIT_S = 20.0
@@ -148,9 +148,12 @@ async def test_an_orchestrator_of_another_version_shows_what_was_and_drives_noth
     async with aclosing(client.generate(PROMPT, max_tokens=2000, temperature=0.0)) as events:
         started = await anext(events)
         assert isinstance(started, Started)
-        with pytest.raises(grpc.aio.AioRpcError, match=r"no verifier serves EOS ids \[0\] of model 'scrip") as no:
-            await watched(there.address, session_id=started.session_id, take_over=True)
-        assert no.value.code() is grpc.StatusCode.UNAVAILABLE
+        no = await raised(
+            grpc.aio.AioRpcError,
+            watched(there.address, session_id=started.session_id, take_over=True),
+            r"no verifier serves EOS ids \[0\] of model 'scrip",
+        )
+        assert no.code() is grpc.StatusCode.UNAVAILABLE
         assert isinstance(await anext(events), Chunk)  # and its owner goes on
 
 

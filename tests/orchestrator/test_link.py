@@ -33,7 +33,7 @@ from tests.documents import ROOT, blocks_of
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, TURNS, Services, drafted, plain, stack
 from tests.ports import free_address
 from tests.rpc.older_wire import older_wire
-from tests.wait import asked, limits, until
+from tests.wait import asked, limits, raised, until
 
 Info = common_pb2.GetModelInfoResponse
 Request = common_pb2.GetModelInfoRequest
@@ -301,9 +301,10 @@ async def test_a_peer_that_hangs_up_is_named(tls: ClientTls | None, hint: str) -
 
     async def why(verifier: str, drafter: str) -> tuple[str, float]:
         limit = next(waits)
-        with pytest.raises(StartError) as caught:
-            await orchestrator.server.start(options(verifier, drafter, tls, start_timeout=limit))
-        return str(caught.value), limit
+        caught = await raised(
+            StartError, orchestrator.server.start(options(verifier, drafter, tls, start_timeout=limit))
+        )
+        return str(caught), limit
 
     async with peers() as (verifier, drafter):
         told, limit = await asked(lambda: why(verifier, drafter), lambda answer: "does not answer" not in answer[0])
@@ -342,8 +343,7 @@ async def test_one_side_is_older(older: tuple[str, ...]) -> None:
 
         assert list((await drafted(text)).tokens) == plain(TARGET, PROMPT, 48)
         if CLIENT in older:
-            with pytest.raises(SpecwireError, match="UNIMPLEMENTED"):
-                await client.score_text(list(PROMPT), [[[1, 2]]])
+            await raised(SpecwireError, client.score_text(list(PROMPT), [[[1, 2]]]), "UNIMPLEMENTED")
     assert all(wire.passed > 0 for wire in wires.values())
     # A drafter that is asked for chains is told nothing new.
     assert all(wire.dropped > 0 for who, wire in wires.items() if who != DRAFTER)

@@ -24,7 +24,7 @@ from specwire.v1 import status_pb2, status_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import SERVICE, log_bytes, replicated, sentinel
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Reading, Stack, plain, stack
-from tests.wait import until
+from tests.wait import raised, until
 
 LIMIT_S = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -135,10 +135,9 @@ async def test_whoever_begins_in_trouble_has_the_log_asked_once_more() -> None:
     store.words = FULL
     async with health(store) as watched:
         await until(lambda: bool(watched.log.trouble))
-        with pytest.raises(StatusError) as caught:
-            await watched.log.require()
-        assert (caught.value.code, caught.value.message) == (grpc.StatusCode.UNAVAILABLE, FULL)
-        assert caught.value.retry_after
+        caught = await raised(StatusError, watched.log.require())
+        assert (caught.code, caught.message) == (grpc.StatusCode.UNAVAILABLE, FULL)
+        assert caught.retry_after
         store.words = ""
         await watched.log.require()
         assert watched.log.trouble == ""
@@ -182,9 +181,10 @@ async def check_refused(parts: Stack, http: httpx.AsyncClient, trouble: str) -> 
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, trouble)
         assert answer.headers["retry-after"] == "1"
         async with AsyncClient(parts.orchestrator.address, patience=0) as client:
-            with pytest.raises(SpecwireError) as caught:
-                await client.complete(list(PROMPT), max_tokens=4, request_id=extra.get("request_id", ""))
-        assert (caught.value.code, caught.value.message) == (grpc.StatusCode.UNAVAILABLE, trouble)
+            caught = await raised(
+                SpecwireError, client.complete(list(PROMPT), max_tokens=4, request_id=extra.get("request_id", ""))
+            )
+        assert (caught.code, caught.message) == (grpc.StatusCode.UNAVAILABLE, trouble)
 
 
 async def check_served(http: httpx.AsyncClient) -> None:

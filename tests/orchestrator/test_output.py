@@ -12,6 +12,7 @@ from orchestrator.session.output import MOST_REPORTED, PORTION, Cursor, OtherTex
 from specwire.core.messages import Append, Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
 from specwire.text.output import OutputText, Release
 from tests.text.tokenizers_for_tests import byte_level
+from tests.wait import raised
 
 PROMPT_LENGTH = 2
 STOPS = ("ab", "  ", "é – 日", "zz")
@@ -101,16 +102,14 @@ def test_what_another_owner_appends_comes_behind_what_was_shown(original: Shown,
 async def test_a_log_that_contradicts_what_was_shown_is_refused(log: list[int]) -> None:
     output = Output(PROMPT_LENGTH)
     await Replay(output, scanner()).extend(logged([7, 8, 5]))
-    with pytest.raises(OtherText, match="behind 2"):
-        await Replay(output, scanner()).extend(logged(log))
+    await raised(OtherText, Replay(output, scanner()).extend(logged(log)), "behind 2")
 
 
 async def test_a_log_that_shrinks_is_refused() -> None:
     replay = Replay(Output(PROMPT_LENGTH), scanner())
     await replay.extend(logged([7, 8, 5]))
     await replay.extend(logged([7, 8, 5]))
-    with pytest.raises(OtherText, match="behind 5"):
-        await replay.extend(logged([7, 8]))
+    await raised(OtherText, replay.extend(logged([7, 8])), "behind 5")
 
 
 async def test_a_long_log_does_not_hold_up_others() -> None:

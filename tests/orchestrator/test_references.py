@@ -18,7 +18,7 @@ from specwire.v1 import verify_pb2
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
 from tests.orchestrator.test_watching import pair, watched
-from tests.wait import LIMIT_S, asked, until
+from tests.wait import LIMIT_S, asked, raised, until
 from verify_service.service import tick_from_wire
 
 LENGTH = 80
@@ -87,9 +87,10 @@ async def test_what_is_wrong_is_refused_by_name() -> None:
             ([5, 6], "references: must be a list of texts"),
         ]
         for references, message in wrong:
-            with pytest.raises(SpecwireError, match=message) as refused:
-                await running.client.complete(PROMPT, references=references, **WISH)
-            assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+            refused = await raised(
+                SpecwireError, running.client.complete(PROMPT, references=references, **WISH), message
+            )
+            assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_verifier_that_starts_anew_is_sent_them_again() -> None:

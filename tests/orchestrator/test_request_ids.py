@@ -29,7 +29,7 @@ from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, held, plain, stack
 from tests.orchestrator.test_store import UnsteadyStore, alter, lose_logs, record_of
-from tests.wait import until
+from tests.wait import raised, until
 from verify_service.engine.messages import QueuePatience
 
 LIMIT_S = 120.0
@@ -41,10 +41,9 @@ async def test_what_a_damaged_log_has_an_id_stand_for_is_no_session() -> None:
         known = running.orchestrator.orchestrator
         for request_id, forged in (("a", "x"), ("b", new_session_id("somebody else"))):
             await known.store.bind_request("", request_id, forged, 60.0, "-")
-            with pytest.raises(SpecwireError) as refused:
-                await client.complete(PROMPT, max_tokens=3, request_id=request_id)
-            assert refused.value.code is grpc.StatusCode.DATA_LOSS
-            assert request_id in str(refused.value)
+            refused = await raised(SpecwireError, client.complete(PROMPT, max_tokens=3, request_id=request_id))
+            assert refused.code is grpc.StatusCode.DATA_LOSS
+            assert request_id in str(refused)
         assert not known.sessions
 
 
@@ -53,10 +52,11 @@ async def test_the_deadline_is_that_of_the_call_that_began() -> None:
         events = running.client.generate(PROMPT, max_tokens=100, ignore_eos=True, request_id="two")
         with held(40):
             await anext(events)
-            with pytest.raises(SpecwireError) as late:
-                await hasty.complete(PROMPT, max_tokens=100, ignore_eos=True, request_id="two", timeout=0.2)
+            late = await raised(
+                SpecwireError, hasty.complete(PROMPT, max_tokens=100, ignore_eos=True, request_id="two", timeout=0.2)
+            )
         *_, finished = [event async for event in events]
-    assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert isinstance(finished, Finished)
     assert finished.reason is FinishReason.LENGTH
 
@@ -72,10 +72,9 @@ async def test_a_log_that_does_not_answer_is_unavailable(call: str, monkeypatch:
     async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
         with monkeypatch.context() as patch:
             patch.setattr(running.orchestrator.orchestrator.store, call, deaf)
-            with pytest.raises(SpecwireError) as refused:
-                await client.complete(PROMPT, **wish)
+            refused = await raised(SpecwireError, client.complete(PROMPT, **wish))
         done = await client.complete(PROMPT, **wish)
-    assert (refused.value.code, refused.value.message) == (
+    assert (refused.code, refused.message) == (
         grpc.StatusCode.UNAVAILABLE,
         "the session log does not answer",
     )
@@ -110,10 +109,9 @@ async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> 
     async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
         done = await client.complete(PROMPT, **asked)
         for prompt, options in ((PROMPT, {**asked, **other}), ((*PROMPT, 1), asked)):
-            with pytest.raises(SpecwireError) as refused:
-                await client.complete(prompt, **options)
-            assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
-            assert refused.value.message.startswith("request_id: 'mine' stands for another request")
+            refused = await raised(SpecwireError, client.complete(prompt, **options))
+            assert refused.code is grpc.StatusCode.ALREADY_EXISTS
+            assert refused.message.startswith("request_id: 'mine' stands for another request")
         again = await client.complete(PROMPT, **asked)
     assert again.session_id == done.session_id
 
@@ -124,11 +122,10 @@ async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator(re
         async with AsyncClient(other.address, patience=0.0) as client:
             first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
             await until(lambda: running.orchestrator.orchestrator.sessions)
-            with pytest.raises(SpecwireError) as refused:
-                await client.complete(PROMPT, max_tokens=61, request_id="both")
+            refused = await raised(SpecwireError, client.complete(PROMPT, max_tokens=61, request_id="both"))
             same = await client.complete(PROMPT, max_tokens=60, request_id="both")
             done = await first
-    assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
+    assert refused.code is grpc.StatusCode.ALREADY_EXISTS
     assert (same.session_id, same.tokens) == (done.session_id, done.tokens)
 
 
@@ -142,9 +139,10 @@ async def test_what_is_refused_leaves_nothing_behind(redis: RedisServer) -> None
             with held(20):
                 await anext(events)
                 for tokens in (30, 999):
-                    with pytest.raises(SpecwireError) as refused:
-                        await client.complete(PROMPT, max_tokens=tokens, request_id="second")
-                    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    refused = await raised(
+                        SpecwireError, client.complete(PROMPT, max_tokens=tokens, request_id="second")
+                    )
+                    assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
                     assert await store.bound_request(tenant, "second") is None
             joined = await client.complete(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
             assert [event async for event in events]
@@ -161,10 +159,11 @@ async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
             await anext(events)
             await anext(events)
             for _ in range(2):
-                with pytest.raises(SpecwireError) as full:
-                    await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
-                assert full.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert full.value.retry_after is not None
+                full = await raised(
+                    SpecwireError, client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
+                )
+                assert full.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert full.retry_after is not None
             await events.aclose()
             sessions = running.orchestrator.orchestrator.sessions
             await until(lambda: all(each.view.output.end is not None for each in sessions.values()))

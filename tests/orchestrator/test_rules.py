@@ -26,7 +26,7 @@ from specwire.core.text import Stopping
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, Stack, stack
-from tests.wait import asked
+from tests.wait import asked, raised
 
 RULES = ("rejection", "block", "threshold(0.1)", "typical(0.3,0.09)")
 
@@ -48,16 +48,14 @@ async def test_where_drafters_are_let_in_no_rule_trusts_them_unless_it_is_named(
     """A drafter from elsewhere may lie about what it drew from."""
     wish: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "ignore_eos": True}
     async with stack(TARGET, accept_drafters=True) as open_to_all:
-        with pytest.raises(SpecwireError) as caught:
-            await open_to_all.client.complete(PROMPT, rule=rule, **wish)
-        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert f"rule: {Acceptance.parse(rule)} is not allowed here" in caught.value.message
+        caught = await raised(SpecwireError, open_to_all.client.complete(PROMPT, rule=rule, **wish))
+        assert caught.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"rule: {Acceptance.parse(rule)} is not allowed here" in caught.message
         assert (await open_to_all.client.complete(PROMPT, rule="coupled", **wish)).sampling.rule == "coupled"
     named = Access(rules=frozenset({Acceptance.parse(rule).rule}))
     async with stack(TARGET, accept_drafters=True, access=named) as trusting:
         assert (await trusting.client.complete(PROMPT, rule=rule, **wish)).sampling.rule == rule
-        with pytest.raises(SpecwireError, match="rule: coupled is not allowed here"):
-            await trusting.client.complete(PROMPT, **wish)
+        await raised(SpecwireError, trusting.client.complete(PROMPT, **wish), "rule: coupled is not allowed here")
 
 
 async def test_a_session_of_a_rule_that_is_not_allowed_here_goes_on_without_drafters(redis: RedisServer) -> None:

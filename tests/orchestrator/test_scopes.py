@@ -20,6 +20,7 @@ from specwire.client import AsyncClient, Completion, SpecwireError, Started
 from specwire.client.events import Stats
 from specwire.rpc.keys import Keys
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
+from tests.wait import raised
 
 SECRET = tuple(index % 50 + 3 for index in range(30))
 TOKENS = {"ada": "the-token-of-ada", "bob": "the-token-of-bob"}
@@ -102,9 +103,8 @@ async def test_a_parent_is_its_tenant_s_alone() -> None:
             async for _ in events:
                 pass
             turn = await ada.complete((4, 5), max_tokens=2, parent=started.session_id, timeout=LIMIT_S)
-        with pytest.raises(SpecwireError) as unknown:
-            await cached(door, "bob", (4, 5), parent=started.session_id)
-        assert unknown.value.code is grpc.StatusCode.NOT_FOUND
+        unknown = await raised(SpecwireError, cached(door, "bob", (4, 5), parent=started.session_id))
+        assert unknown.code is grpc.StatusCode.NOT_FOUND
         # Nor by sending all of it: what the parent has said is known to who was told.
         said = plain(TARGET, SECRET, LENGTH)
         assert await cached(door, "bob", (*SECRET, *said, 4, 5)) == 0
@@ -230,6 +230,9 @@ async def test_what_is_deleted_is_not_found_in_a_cache_again() -> None:
 @pytest.mark.parametrize("priority", [-101, 101])
 async def test_a_priority_out_of_range_is_refused_by_name(priority: int) -> None:
     async with stack() as running:
-        with pytest.raises(SpecwireError, match=f"priority: must be from -100 to 100, not {priority}") as refused:
-            await running.client.complete(SECRET, max_tokens=1, priority=priority)
-    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        refused = await raised(
+            SpecwireError,
+            running.client.complete(SECRET, max_tokens=1, priority=priority),
+            f"priority: must be from -100 to 100, not {priority}",
+        )
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT

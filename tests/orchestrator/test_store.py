@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogp
 from specwire.core.text import Stopping
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import cluster, cluster_url
-from tests.wait import asked, until
+from tests.wait import asked, raised, until
 
 TTL = 60.0
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
@@ -132,11 +132,6 @@ class UnsteadyStore(SqliteStore):
         return answer
 
 
-async def refuses(error: type[Exception], call: Awaitable[object], match: str | None = None) -> None:
-    with pytest.raises(error, match=match):
-        await call
-
-
 async def log_of(store: SessionStore, session_id: str) -> StoredSession:
     log = await store.read(session_id)
     assert log is not None
@@ -209,9 +204,9 @@ async def test_no_fence_brings_a_deleted_session_back(store: SessionStore) -> No
     session_id, fence = await started(store, "gone")
     await store.delete(session_id)
     ahead = fence + 3_600_000_000
-    await refuses(Fenced, store.append(session_id, ahead, Append(3, (7,), (A,))))
-    await refuses(Fenced, store.recreate(record_of(session_id), Append(3, (7,), (A,)), ahead, TTL))
-    await refuses(DeletedSession, store.read(session_id))
+    await raised(Fenced, store.append(session_id, ahead, Append(3, (7,), (A,))))
+    await raised(Fenced, store.recreate(record_of(session_id), Append(3, (7,), (A,)), ahead, TTL))
+    await raised(DeletedSession, store.read(session_id))
 
 
 async def test_what_is_reported_of_tokens_is_kept_with_them(store: SessionStore) -> None:
@@ -259,7 +254,7 @@ async def test_the_log_wins_over_what_does_not_fit(store: SessionStore) -> None:
         with pytest.raises(ContentMismatch, match=session_id):
             await store.append(session_id, fence, Append(position, tokens, (A,) * len(tokens), ends))
     for ends in (None, end):
-        await refuses(Gap, store.append(session_id, fence, Append(6, (9,), (A,), ends)), "ends at 5, before 6")
+        await raised(Gap, store.append(session_id, fence, Append(6, (9,), (A,), ends)), "ends at 5, before 6")
     log = await log_of(store, session_id)
     assert (log.tokens, log.reason) == ((7, 8), None)
 
@@ -271,8 +266,8 @@ async def test_only_the_newest_fence_writes(store: SessionStore) -> None:
     assert claimed.fence > old
     assert (claimed.tokens, claimed.owner) == ((7,), "second")
     for fence, refusal in ((old, Fenced), (claimed.fence + 1, StaleLog)):
-        await refuses(refusal, store.append(session_id, fence, Append(4, (8,), (A,))))
-        await refuses(refusal, store.append(session_id, fence, Append(4, (8,), (A,), End(FinishReason.EOS, "", 1))))
+        await raised(refusal, store.append(session_id, fence, Append(4, (8,), (A,))))
+        await raised(refusal, store.append(session_id, fence, Append(4, (8,), (A,), End(FinishReason.EOS, "", 1))))
     assert (await store.append(session_id, claimed.fence, Append(4, (8,), (A,)))).length == 5
 
 
@@ -286,10 +281,10 @@ async def test_claims_race_to_distinct_fences(store: SessionStore) -> None:
 
 
 async def test_a_missing_log_is_never_claimed_nor_appended_to(store: SessionStore) -> None:
-    await refuses(MissingSession, store.claim("nobody", "me"), "nobody")
-    await refuses(MissingSession, store.append("nobody", 1, Append(0, (1,), (A,))))
-    await refuses(MissingSession, store.cancel("nobody"))
-    await refuses(MissingSession, store.delete("nobody"))
+    await raised(MissingSession, store.claim("nobody", "me"), "nobody")
+    await raised(MissingSession, store.append("nobody", 1, Append(0, (1,), (A,))))
+    await raised(MissingSession, store.cancel("nobody"))
+    await raised(MissingSession, store.delete("nobody"))
     assert await store.tail("nobody", 0) is None
     assert await store.read("nobody") is None
 
@@ -300,7 +295,7 @@ async def test_a_lost_log_is_written_again_and_the_highest_fence_wins(store: Ses
     await store.recreate(record, Append(3, (7, 8), (A, B)), 1000, TTL)
     await store.recreate(record, Append(3, (7, 8), (A, B)), 1000, TTL)  # its answer was lost: again
     await store.recreate(record, Append(3, (7,), (A,)), 2000, TTL, owner="newer")
-    await refuses(Fenced, store.recreate(record, Append(3, (7, 8), (A, B)), 1999, TTL))
+    await raised(Fenced, store.recreate(record, Append(3, (7, 8), (A, B)), 1999, TTL))
     log = await log_of(store, session_id)
     assert (log.record, log.tokens, log.outcomes, log.fence, log.owner) == (record, (7, 8), (A, B), 2000, "newer")
     assert (await store.append(session_id, 2000, Append(4, (8, 9), (A, D)))).length == 6
@@ -310,16 +305,16 @@ async def test_what_a_log_lost_at_its_end_is_supplied_and_never_taken_away(store
     session_id, fence = await started(store, "behind")
     record = record_of(session_id)
     await store.append(session_id, fence, Append(3, (7,), (A,)))
-    await refuses(Gap, store.append(session_id, fence, Append(5, (9,), (D,))))
+    await raised(Gap, store.append(session_id, fence, Append(5, (9,), (D,))))
     await store.recreate(record, Append(3, (7, 8), (A, B)), fence, TTL)
     assert (await store.append(session_id, fence, Append(5, (9,), (D,)))).length == 6
     await store.recreate(record, Append(3, (7, 8), (A, B)), fence, TTL)  # it comes late: the append stays
-    await refuses(ContentMismatch, store.recreate(record, Append(3, (7, 9), (A, B)), fence, TTL))
+    await raised(ContentMismatch, store.recreate(record, Append(3, (7, 9), (A, B)), fence, TTL))
     log = await log_of(store, session_id)
     assert (log.tokens, log.outcomes) == ((7, 8, 9), (A, B, D))
     await store.append(session_id, fence, Append(6, (), (), End(FinishReason.EOS, "", 3)))
     await store.recreate(record, Append(3, (7, 8), (A, B)), fence, TTL)
-    await refuses(ContentMismatch, store.recreate(record, Append(3, (7, 8, 9, 1), (A, B, D, D)), fence, TTL))
+    await raised(ContentMismatch, store.recreate(record, Append(3, (7, 8, 9, 1), (A, B, D, D)), fence, TTL))
     ended = await log_of(store, session_id)
     assert (ended.tokens, ended.reason) == ((7, 8, 9), FinishReason.EOS)
 
@@ -328,11 +323,11 @@ async def test_an_older_state_that_came_back_gives_way_to_the_newest_fence(store
     session_id, old = await started(store, "older")
     await store.append(session_id, old, Append(3, (7,), (A,)))
     newer = old + 5_000_000
-    await refuses(StaleLog, store.append(session_id, newer, Append(5, (9,), (A,))), f"older fence {old}, not {newer}")
+    await raised(StaleLog, store.append(session_id, newer, Append(5, (9,), (A,))), f"older fence {old}, not {newer}")
     await store.recreate(record_of(session_id), Append(3, (7, 8), (A, B)), newer, TTL, owner="newest")
     log = await log_of(store, session_id)
     assert (log.tokens, log.fence, log.owner) == ((7, 8), newer, "newest")
-    await refuses(Fenced, store.append(session_id, old, Append(5, (3,), (A,))))
+    await raised(Fenced, store.append(session_id, old, Append(5, (3,), (A,))))
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -354,7 +349,7 @@ async def test_what_an_owner_of_an_older_fence_wrote_is_never_taken_away(store: 
     log = await log_of(store, session_id)
     assert (log.tokens, log.outcomes, log.fence, log.owner) == ((1, 2), (A, R), newer, "newest")
     assert (log.reason is not None, log.text_length) == (ends, 2 if ends else 0)
-    await refuses(Fenced, store.append(session_id, fence, Append(5, (5,), (D,))))
+    await raised(Fenced, store.append(session_id, fence, Append(5, (5,), (D,))))
     refusal = pytest.raises(ContentMismatch) if ends else nullcontext()
     with refusal:
         await store.append(session_id, newer, Append(4, (2, 5), (A, D)))
@@ -367,15 +362,15 @@ async def test_a_deleted_session_is_gone_and_comes_back_from_nobodys_memory(stor
     assert await bound(store, tenant, "r:1", session_id) == session_id
     await store.append(session_id, fence, Append(3, (7,), (A,)))
     await store.delete(session_id)
-    await refuses(DeletedSession, store.read(session_id))
-    await refuses(MissingSession, store.claim(session_id, "me"))
-    await refuses(MissingSession, store.cancel(session_id))
+    await raised(DeletedSession, store.read(session_id))
+    await raised(MissingSession, store.claim(session_id, "me"))
+    await raised(MissingSession, store.cancel(session_id))
     await store.delete(session_id)  # its answer was lost: again
-    await refuses(Fenced, store.append(session_id, fence, Append(4, (), ())))
-    await refuses(Fenced, store.append(session_id, fence, Append(4, (), (), End(FinishReason.EOS, "", 1))))
-    await refuses(Fenced, store.recreate(record, Append(3, (7,), (A,)), fence, TTL))
-    await refuses(SessionExists, store.create(record, TTL))
-    await refuses(DeletedSession, store.read(session_id))
+    await raised(Fenced, store.append(session_id, fence, Append(4, (), ())))
+    await raised(Fenced, store.append(session_id, fence, Append(4, (), (), End(FinishReason.EOS, "", 1))))
+    await raised(Fenced, store.recreate(record, Append(3, (7,), (A,)), fence, TTL))
+    await raised(SessionExists, store.create(record, TTL))
+    await raised(DeletedSession, store.read(session_id))
     assert await bound(store, tenant, "r:1", "another") == "another"
 
 
@@ -429,7 +424,7 @@ async def test_the_end_is_one_with_the_last_append(store: SessionStore) -> None:
     assert (await store.append(session_id, fence, end)).length == 5  # repeated: equal
     log = await log_of(store, session_id)
     assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.STOP_STRING, 12)
-    await refuses(ContentMismatch, store.append(session_id, fence, Append(5, (9,), (A,))))
+    await raised(ContentMismatch, store.append(session_id, fence, Append(5, (9,), (A,))))
     with pytest.raises(ContentMismatch):
         await store.append(session_id, fence, Append(3, (7, 8), (A, R), End(FinishReason.EOS, "", 12)))
     assert (await store.append(session_id, fence, Append(4, (8,), (R,)))).length == 5
@@ -564,7 +559,7 @@ async def test_the_end_of_a_log_is_read_from_a_position(store: SessionStore) -> 
     assert tail is not None
     assert (tail.reason, tail.text_length, tail.cancelled) == (FinishReason.CANCELLED, 5, True)
     await store.delete(session_id)
-    await refuses(DeletedSession, store.tail(session_id, 0))
+    await raised(DeletedSession, store.tail(session_id, 0))
 
 
 @pytest.mark.parametrize("newer", [0, 5_000_000])
@@ -589,7 +584,7 @@ async def test_a_log_expires_after_its_last_write(store: SessionStore) -> None:
     await store.bind_request(session_id, "r", "first", 0.05)
     await until(lambda: is_gone(store, session_id))
     await until(lambda: is_bound_anew(store, session_id))
-    await refuses(MissingSession, store.claim(session_id, "me"))
+    await raised(MissingSession, store.claim(session_id, "me"))
 
 
 async def test_closing_twice_is_harmless(store: SessionStore) -> None:

@@ -36,9 +36,9 @@ from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogp
 from specwire.redis import Command, Node, without_password
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
-from tests.orchestrator.test_store import log_of, record_of, refuses
+from tests.orchestrator.test_store import log_of, record_of
 from tests.orchestrator.test_store_groups import repeated
-from tests.wait import LIMIT_S, eventually, until
+from tests.wait import LIMIT_S, eventually, raised, until
 
 A = Outcome.ACCEPTED
 TTL = 60.0
@@ -139,7 +139,7 @@ async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_i
     fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
     late = Append(3, (7, 8), (A, A), End(FinishReason.EOS, "", 2))
     redis.pause()
-    await refuses(StoreUnavailable, hasty.append("a", fences["a"], late), "the session log does not answer")
+    await raised(StoreUnavailable, hasty.append("a", fences["a"], late), "the session log does not answer")
     redis.resume()
     assert await repeated(lambda: hasty.append("b", fences["b"], Append(3, (1,), (A,)))) == AppendReply(4, False)
     log = await log_of(store, "a")
@@ -156,19 +156,19 @@ async def test_a_cancelled_caller_does_not_disturb_the_others(store: SessionStor
     await asyncio.sleep(0)
     leaving.cancel()
     assert (await staying).length == 4
-    await refuses(asyncio.CancelledError, leaving)
+    await raised(asyncio.CancelledError, leaving)
     assert (await store.append("a", fences["a"], Append(3, (7,), (A,)))).length == 4
 
 
 async def test_a_restarted_server_has_lost_the_log_and_says_so(store: SessionStore, redis: RedisServer) -> None:
     fence = await store.create(record_of("s"), TTL)
     redis.stop()
-    await refuses(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))))
+    await raised(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))))
     redis.start()
-    await refuses(MissingSession, store.append("s", fence, Append(3, (7,), (A,))))
+    await raised(MissingSession, store.append("s", fence, Append(3, (7,), (A,))))
     await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
     assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
-    await refuses(SessionExists, store.create(record_of("s"), TTL))
+    await raised(SessionExists, store.create(record_of("s"), TTL))
 
 
 async def test_many_who_wait_for_a_silent_server_hear_of_it_together(hasty: SessionStore, redis: RedisServer) -> None:
@@ -190,8 +190,8 @@ async def test_closing_fails_what_still_waits(store: SessionStore, redis: RedisS
     await asyncio.sleep(0.01)
     await store.close()
     redis.resume()
-    await refuses(StoreUnavailable, waiting, "closed")
-    await refuses(StoreUnavailable, store.read("s"), "closed")
+    await raised(StoreUnavailable, waiting, "closed")
+    await raised(StoreUnavailable, store.read("s"), "closed")
 
 
 async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: SessionStore, raw: Redis) -> None:
@@ -199,7 +199,7 @@ async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: Session
     raw.config_set("maxmemory", "1")
     with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
         await store.append("s", fence, Append(3, (7,), (A,)))
-    await refuses(StoreUnavailable, store.ping(), "takes no writes: Redis has no memory left")
+    await raised(StoreUnavailable, store.ping(), "takes no writes: Redis has no memory left")
     raw.config_set("maxmemory", "0")
     await store.ping()
     log = await log_of(store, "s")
@@ -221,7 +221,7 @@ async def test_a_server_out_of_memory_begins_no_log_and_writes_none_again(
     before = [raw.dump(key) for key in keys]
     raw.config_set("maxmemory", "1")
     if held == "nothing":
-        await refuses(StoreUnavailable, store.create(record, TTL), "takes no writes: Redis has no memory left")
+        await raised(StoreUnavailable, store.create(record, TTL), "takes no writes: Redis has no memory left")
     newer = fence + 1 if held == "an older fence" else fence
     with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
         await store.recreate(record, Append(3, (7, 8), (A, A)), newer, TTL)
@@ -238,7 +238,7 @@ async def test_a_server_out_of_memory_reads_deletes_and_is_given_signs_of_life(s
     assert (await store.append("s", fence, Append(3, (), ()))).length == 3
     assert await store.read("s") is not None
     await store.delete("s")
-    await refuses(DeletedSession, store.read("s"))
+    await raised(DeletedSession, store.read("s"))
     assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
 
 
@@ -255,11 +255,10 @@ async def test_what_refuses_writes_says_so_in_a_sentence(fault: Fault) -> None:
                 store.append("s", fence, Append(3, (7,), (A,))),
                 store.create(record_of("t"), TTL),
             ):
-                with pytest.raises(StoreUnavailable) as caught:
-                    await call
-                assert str(caught.value) == f"the session log takes no writes: {meaning}"
-                assert caught.value.refused is (fault is unwritable)
-                assert caught.value.detail
+                caught = await raised(StoreUnavailable, call)
+                assert str(caught) == f"the session log takes no writes: {meaning}"
+                assert caught.refused is (fault is unwritable)
+                assert caught.detail
             assert await store.read("s") is not None
         await store.ping()
         await store.close()
@@ -315,20 +314,19 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
     meta, tokens, _ = session_keys("s")
     fence = await store.create(record_of("s"), TTL)
     raw.append(tokens, b"odd")
-    await refuses(DamagedLog, store.read("s"), "no whole number of tokens")
-    await refuses(Gap, store.append("s", fence, Append(3, (7,), (A,))))
+    await raised(DamagedLog, store.read("s"), "no whole number of tokens")
+    await raised(Gap, store.append("s", fence, Append(3, (7,), (A,))))
     await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
     assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
     raw.hset(meta, "prompt", "long")
-    await refuses(Gap, store.append("s", fence, Append(5, (9,), (A,))))
+    await raised(Gap, store.append("s", fence, Append(5, (9,), (A,))))
     raw.hset(meta, "fence", "newest")
-    await refuses(StaleLog, store.append("s", fence, Append(5, (9,), (A,))), "its fence is no number")
+    await raised(StaleLog, store.append("s", fence, Append(5, (9,), (A,))), "its fence is no number")
     raw.delete(meta)
     raw.set(meta, "no hash")
     for call in (store.read("s"), store.claim("s", "me"), store.delete("s")):
-        with pytest.raises(StoreUnavailable, match="the session log refused the call$") as caught:
-            await call
-        assert "WRONGTYPE" in caught.value.detail
+        caught = await raised(StoreUnavailable, call, "the session log refused the call$")
+        assert "WRONGTYPE" in caught.detail
     raw.set(request_key("t", "r"), b"\xff")
     assert (await store.bind_request("t", "r", "s", TTL)).session_id == "\ufffd"
 
@@ -339,7 +337,7 @@ async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionS
     await store.append("s", fence, Append(3, (7, 8), (A, A)))
     for part in session_keys("s"):
         raw.delete(part)
-        await refuses((Gap, MissingSession), store.append("s", fence, Append(5, (9,), (A,))))
+        await raised((Gap, MissingSession), store.append("s", fence, Append(5, (9,), (A,))))
         await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
         log = await log_of(store, "s")
         assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
@@ -371,13 +369,13 @@ async def test_what_cannot_be_read_is_not_claimed_and_its_owner_writes_it_again(
     for token in (7, 8):
         await append(owner, held, token)
     DAMAGES[damage](raw, session_keys("s"))
-    await refuses(DamagedLog, store.claim("s", "taker"))
+    await raised(DamagedLog, store.claim("s", "taker"))
     await append(owner, held, 9)
     log = await store.claim("s", "taker")
     assert (log.record, log.tokens, len(log.logprobs), log.owner) == (record, (7, 8, 9), 3, "taker")
     assert log.fence > fence
     assert not raw.hexists(session_keys("s")[META], "damaged")
-    await refuses(Fenced, append(owner, held, 10))
+    await raised(Fenced, append(owner, held, 10))
 
 
 @pytest.mark.parametrize("key", [META, TOKENS, OUTCOMES])
@@ -411,8 +409,8 @@ async def test_damage_that_a_reader_finds_is_mended_too(store: SessionStore, raw
     raw.setrange(session_keys("s")[OUTCOMES], 0, b"\xff")
     assert await store.tail("s", 1) is not None
     for look in (store.read("s"), store.tail("s", 0)):
-        await refuses(DamagedLog, look)
-    await refuses(Gap, store.append("s", fence, Append(5, (9,), (A,))))
+        await raised(DamagedLog, look)
+    await raised(Gap, store.append("s", fence, Append(5, (9,), (A,))))
     await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
     assert (await store.append("s", fence, Append(5, (9,), (A,)))).length == 6
 
@@ -539,9 +537,8 @@ async def test_only_what_is_new_is_read_of_a_log(store: SessionStore, monkeypatc
     ],
 )
 async def test_a_url_that_cannot_be_used_is_named_without_its_password(url: str, named: str) -> None:
-    with pytest.raises(StoreUnavailable, match=named) as caught:
-        await open_store(url, timeout_s=TIMEOUT)
-    assert "secret" not in str(caught.value)
+    caught = await raised(StoreUnavailable, open_store(url, timeout_s=TIMEOUT), named)
+    assert "secret" not in str(caught)
 
 
 @dataclass

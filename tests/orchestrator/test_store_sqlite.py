@@ -33,8 +33,8 @@ from orchestrator.store.sqlite import ROW_TOKENS, SqliteStore
 from orchestrator.store.sqlite_file import EXPIRING, PAGE_BYTES, WAL_HEAD_BYTES, UnusableFile
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, TokenLogprobs
-from tests.orchestrator.test_store import TTL, A, D, alter, log_of, logs_of, record_of, refuses
-from tests.wait import until
+from tests.orchestrator.test_store import TTL, A, D, alter, log_of, logs_of, record_of
+from tests.wait import raised, until
 
 FULL = "the session log takes no writes: its disk is full"
 UNWRITABLE = "the session log takes no writes: its file cannot be written"
@@ -366,13 +366,13 @@ async def test_a_log_that_cannot_be_read_is_left_to_its_owner(file: LogFile) -> 
     store, fence = await one_log(file)
     await store.append("s", fence, Append(3, (7,), (A,)))
     alter(store, "UPDATE records SET record = ?", b"{}")
-    await refuses(DamagedLog, store.claim("s", "other"), "session s: its log cannot be read: ")
-    await refuses(Gap, store.append("s", fence, Append(4, (8,), (A,))))
+    await raised(DamagedLog, store.claim("s", "other"), "session s: its log cannot be read: ")
+    await raised(Gap, store.append("s", fence, Append(4, (8,), (A,))))
     await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
     assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
     for damage in ("DELETE FROM records", "UPDATE texts SET outcomes = x'00'", "DELETE FROM texts WHERE position = 0"):
         alter(store, damage)
-        await refuses(DamagedLog, store.read("s"))
+        await raised(DamagedLog, store.read("s"))
         await store.recreate(record_of("s"), Append(3, (7, 8), (A, A)), fence, TTL)
         assert await output_of(store, "s") == [7, 8]
     await store.close()
@@ -401,7 +401,7 @@ async def test_what_is_no_session_log_is_refused_and_left_alone(file: LogFile, t
         ("file:", "path: must name a file"),
         ("file://host/log", "host: a file is on this machine"),
     ):
-        await refuses(StoreUnavailable, open_store(url), f"redis-url: .*{why}")
+        await raised(StoreUnavailable, open_store(url), f"redis-url: .*{why}")
 
 
 async def test_a_log_of_a_later_version_is_refused(file: LogFile) -> None:
@@ -455,8 +455,8 @@ async def test_a_link_stays_one_and_may_not_lead_to_itself(file: LogFile) -> Non
 async def test_a_closed_log_takes_nothing(file: LogFile) -> None:
     store, fence = await one_log(file)
     await store.close()
-    await refuses(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))), "closed")
-    await refuses(StoreUnavailable, store.ping(), "closed")
+    await raised(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))), "closed")
+    await raised(StoreUnavailable, store.ping(), "closed")
 
 
 # Disks
@@ -504,10 +504,9 @@ async def test_a_full_disk_acknowledges_nothing_and_is_gone_on_with_once_it_has_
     alter(store, f"PRAGMA max_page_count = {pages}")
     note = "x" * 100_000
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match=FULL) as refused:
-            await store.create(record_of("t", note=note), TTL)
-        assert refused.value.refused
-        assert refused.value.detail == f"{file.at}: database or disk is full"
+        refused = await raised(StoreUnavailable, store.create(record_of("t", note=note), TTL), FULL)
+        assert refused.refused
+        assert refused.detail == f"{file.at}: database or disk is full"
     assert await left(file) == before == held(store)
     assert await output_of(store, "s") == []
     alter(store, "PRAGMA max_page_count = 1000000")
@@ -528,7 +527,7 @@ async def test_what_cannot_be_written_is_told_to_all_who_were_to_be_in_it(file: 
         assert (str(refused), refused.detail, refused.refused) == (UNWRITABLE, f"{file.at}: disk I/O error", False)
     assert held(store) == before
     for _ in range(2):
-        await refuses(StoreUnavailable, store.ping(), UNWRITABLE)
+        await raised(StoreUnavailable, store.ping(), UNWRITABLE)
     disk.fails = False
     await store.ping()
     assert (await store.append("s", fence, Append(3, (7,), (A,)))).length == 4
@@ -564,9 +563,8 @@ async def test_a_disk_that_is_nearly_full_is_told_while_nothing_is_written(
     assert file.all_bytes() == data
     room = SimpleNamespace(f_bavail=5, f_frsize=1, f_blocks=1)
     monkeypatch.setattr("orchestrator.store.sqlite.os.statvfs", lambda path: room)
-    with pytest.raises(StoreUnavailable, match=FULL) as refused:
-        await store.ping()
-    assert refused.value.detail == f"{file.at}: 5 bytes are free"
+    refused = await raised(StoreUnavailable, store.ping(), FULL)
+    assert refused.detail == f"{file.at}: 5 bytes are free"
     room.f_blocks = 0  # a system that does not tell
     await store.ping()
     await store.close()
@@ -582,7 +580,7 @@ async def test_a_disk_that_hangs_holds_up_its_callers_and_not_the_loop(file: Log
         ticks += 1
     assert ticks > 1
     for late in (append, reading, asyncio.create_task(store.create(record_of("t"), TTL)), store.ping()):
-        await refuses(StoreUnavailable, late, "the session log does not answer")
+        await raised(StoreUnavailable, late, "the session log does not answer")
     disk.may_go.set()
     store._timeout_s = 60.0
     await store.ping()
@@ -626,9 +624,9 @@ async def test_a_caller_that_leaves_takes_nothing_back(file: LogFile) -> None:
     await asyncio.sleep(0)
     for append in (first, second):
         append.cancel()
-        await refuses(asyncio.CancelledError, append)
+        await raised(asyncio.CancelledError, append)
     disk.may_go.set()
-    await refuses(Gap, store.append("s", fence, Append(9, (7,), (A,))))
+    await raised(Gap, store.append("s", fence, Append(9, (7,), (A,))))
     await store.close()
     again = SqliteStore(file.at, clock=Clock())
     assert await output_of(again, "s") == [7, 8]
@@ -651,7 +649,7 @@ async def test_closing_does_what_was_asked_and_has_no_patience_with_a_disk_that_
     await again.close()
     assert f"{file.at}: it may lack its end on the disk" in caplog.text
     for each in late:
-        await refuses(StoreUnavailable, each)
+        await raised(StoreUnavailable, each)
     disk.may_go.set()
     again._thread.shutdown()
 
@@ -673,7 +671,7 @@ async def test_what_has_expired_is_gone_at_once_and_forgotten_a_little_later(mon
     assert await store.read("a0") is None
     assert await store.tail("a0", 0) is None
     assert await store.bound_request("t", "r") is None
-    await refuses(MissingSession, store.claim("a0", "me"))
+    await raised(MissingSession, store.claim("a0", "me"))
     await store.create(record_of("a0"), 60.0)
     turns = list[int]()
     pinging = asyncio.create_task(store.ping())

@@ -30,7 +30,7 @@ from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, UNREAD_S, Stack, held, plain, stack
 from tests.orchestrator.test_store import alter
-from tests.wait import until
+from tests.wait import raised, until
 
 LENGTH = 120
 LIMIT_S = 120.0
@@ -145,9 +145,10 @@ async def test_a_damaged_log_is_taken_from_nobody(server: RedisServer, both: Pai
         fence = await both.fence(started.session_id)
         with Redis(unix_socket_path=str(server.socket)) as raw:
             raw.setrange(session_keys(started.session_id)[2], 0, b"\xff")
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await watched(both.other.address, session_id=started.session_id, take_over=True)
-    assert refused.value.code() is grpc.StatusCode.DATA_LOSS
+        refused = await raised(
+            grpc.aio.AioRpcError, watched(both.other.address, session_id=started.session_id, take_over=True)
+        )
+    assert refused.code() is grpc.StatusCode.DATA_LOSS
     await tokens_of(events)
     assert await both.fence(started.session_id) == fence
     seen, _, _ = await tokens_of(both.second.watch(started.session_id))
@@ -255,9 +256,7 @@ async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
         answer.set()
         await until(lambda: not driver._tasks)
     assert driver.session.state is State.FENCED
-    with pytest.raises(SpecwireError) as left:
-        await tokens_of(watching)
-    assert left.value.code is grpc.StatusCode.UNAVAILABLE
+    assert (await raised(SpecwireError, tokens_of(watching))).code is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_its_deadline_goes_with_it(both: Pair) -> None:
@@ -317,9 +316,7 @@ async def test_who_reads_it_elsewhere_learns_that_it_is_deleted(both: Pair) -> N
     await anext(watching)
     await both.second.delete_session(started.session_id)
     for stream in (watching, events):
-        with pytest.raises(SpecwireError) as gone:
-            await tokens_of(stream)
-        assert gone.value.code is grpc.StatusCode.NOT_FOUND
+        assert (await raised(SpecwireError, tokens_of(stream))).code is grpc.StatusCode.NOT_FOUND
     assert not both.other.orchestrator.sessions
 
 
@@ -333,9 +330,10 @@ async def test_a_readers_text_is_held_against_the_log(both: Pair) -> None:
         (1, None, grpc.StatusCode.INVALID_ARGUMENT, "from_position: must be from 3 to 23, not 1"),
     ]
     for position, prefix_hash, code, message in cases:
-        with pytest.raises(SpecwireError, match=message) as refused:
-            await anext(both.second.watch(done.session_id, position, prefix_hash=prefix_hash))
-        assert refused.value.code is code
+        refused = await raised(
+            SpecwireError, anext(both.second.watch(done.session_id, position, prefix_hash=prefix_hash)), message
+        )
+        assert refused.code is code
 
 
 async def test_a_reader_may_know_more_than_is_shown_here_yet(monkeypatch: pytest.MonkeyPatch, both: Pair) -> None:
@@ -365,18 +363,17 @@ async def test_the_next_turn_stands_behind_its_parent(both: Pair) -> None:
             (started.session_id, grpc.StatusCode.FAILED_PRECONDITION),
             ("nobody's", grpc.StatusCode.NOT_FOUND),
         ):
-            with pytest.raises(SpecwireError, match="parent: ") as refused:
-                await both.second.complete("5", parent=parent)
-            assert refused.value.code is code
+            assert (await raised(SpecwireError, both.second.complete("5", parent=parent), "parent: ")).code is code
         await events.aclose()
 
 
 async def test_a_session_stays_with_its_model(server: RedisServer) -> None:
     async with pair(server) as both, stack("scripted:8:vocab=64", redis_url=server.url) as foreign:
         done = await both.first.complete(PROMPT, max_tokens=5, ignore_eos=True)
-        with pytest.raises(SpecwireError, match="session_id: the session is pinned to weights") as refused:
-            await anext(foreign.client.watch(done.session_id))
-    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+        refused = await raised(
+            SpecwireError, anext(foreign.client.watch(done.session_id)), "session_id: the session is pinned to weights"
+        )
+    assert refused.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_calls_that_cross_at_two_orchestrators_are_one_session(both: Pair) -> None:
@@ -392,9 +389,12 @@ async def test_without_a_verifier_a_session_is_left_to_others(both: Pair) -> Non
     for verifier in both.other.orchestrator.pool.verifiers:
         verifier.refusal = "a verifier that this one may not use"
     fence = await both.fence(started.session_id)
-    with pytest.raises(grpc.aio.AioRpcError, match="no verifier is there") as refused:
-        await watched(both.other.address, session_id=started.session_id, take_over=True)
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    refused = await raised(
+        grpc.aio.AioRpcError,
+        watched(both.other.address, session_id=started.session_id, take_over=True),
+        "no verifier is there",
+    )
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE
     await anext(both.second.watch(started.session_id))
     assert await both.fence(started.session_id) == fence
     await events.aclose()

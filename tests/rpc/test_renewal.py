@@ -29,7 +29,7 @@ from specwire.rpc.tls import ClientTls, client_tls, is_issued, server_tls
 from specwire.telemetry.metrics import Registry, listen
 from tests.options import parsed
 from tests.rpc.byte_server import method, service
-from tests.wait import until
+from tests.wait import raised, until
 
 ADA, BOB, NEW = "the-token-of-ada", "the-token-of-bob", "another-token-of-ada"
 LIMIT_S = 120.0
@@ -232,9 +232,8 @@ async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp
                 pass
         assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert ended.value.details() == "authorization: this token is not known here"
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S)
-        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        refused = await raised(grpc.aio.AioRpcError, method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
+        assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
         for _ in range(20):
             assert isinstance(await his.read(), bytes)
         his.cancel()
@@ -305,9 +304,8 @@ async def test_a_certificate_of_a_removed_authority_ends_its_calls_and_no_others
             assert isinstance(await hers.read(), bytes)
         assert await method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
         async with open_channel(server.address, client(ours, gone.sign())) as again:
-            with pytest.raises(grpc.aio.AioRpcError) as shut:
-                await method(again, "unary_unary", "Echo")(b"x", timeout=LIMIT_S)
-            assert shut.value.code() is grpc.StatusCode.UNAVAILABLE
+            shut = await raised(grpc.aio.AioRpcError, method(again, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
+            assert shut.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def presented(address: str, trusted: Authority) -> int:
@@ -345,8 +343,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path)
         assert after == [serial] * 2 != before
         assert isinstance(await call.read(), bytes)  # the old connection goes on
         async with open_channel(server.address, dialled) as distrusting:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await method(distrusting, "unary_unary", "Echo")(b"x", timeout=LIMIT_S)
+            await raised(grpc.aio.AioRpcError, method(distrusting, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
         write(tmp_path / "ca.pem", second.pem)
         assert dialled.origin.look()
         async with open_channel(server.address, dialled) as trusting:
