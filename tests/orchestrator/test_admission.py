@@ -47,11 +47,6 @@ async def test_what_is_long_is_done_by_one_thread_and_tenants_take_turns() -> No
     assert order.index("a1") == 1
     here = await admission.aside("ada", LONG_BYTES - 1, lambda: threading.current_thread().name)
     assert here == threading.current_thread().name
-    admission.stop()
-
-
-async def test_errors_of_what_is_done_aside_are_its_caller_s() -> None:
-    admission = Admission(lambda tenant, tokens: None)
     await raised(ZeroDivisionError, admission.aside("", LONG_BYTES, lambda: 1 // 0))
     admission.stop()
 

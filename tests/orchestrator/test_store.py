@@ -158,12 +158,6 @@ async def test_what_is_written_is_read(store: SessionStore) -> None:
     assert await store.read("nobody") is None
 
 
-async def test_a_claim_tells_how_long_the_log_keeps_what_has_ended(store: SessionStore) -> None:
-    session_id = f"kept-{id(store)}"
-    await store.create(record_of(session_id), TTL, "first", 7.0)
-    assert (await store.claim(session_id, "second")).retention_s == 7.0
-
-
 async def test_a_claim_s_fence_is_above_all_that_the_claimer_knows(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,10 +404,12 @@ async def is_bound_anew(store: SessionStore, tenant: str) -> bool:
     return await bound(store, tenant, "r", "new") == "new"
 
 
-async def test_an_ended_log_is_kept_for_its_retention(store: SessionStore) -> None:
+async def test_an_ended_log_is_kept_for_its_retention_which_a_claim_tells(store: SessionStore) -> None:
     session_id = f"retention-{id(store)}"
-    fence = await store.create(record_of(session_id), TTL, retention_s=0.05)
-    await store.append(session_id, fence, Append(3, (7,), (A,), End(FinishReason.EOS, "", 1)))
+    await store.create(record_of(session_id), TTL, "first", 0.05)
+    claimed = await store.claim(session_id, "second")
+    assert claimed.retention_s == 0.05
+    await store.append(session_id, claimed.fence, Append(3, (7,), (A,), End(FinishReason.EOS, "", 1)))
     await until(lambda: is_gone(store, session_id))
 
 
