@@ -28,6 +28,7 @@ SHOWN = {"tls": CA.server(client_ca=CA)}
         ({"durability": "redis-fsync"}, "durability: redis-fsync needs a Redis as redis-url"),
         ({"retention": 0.0}, "retention: must be positive, not 0.0"),
         ({"retention": 2 * LONGEST_S}, "retention: must be at most"),
+        ({"sse_keep_alive": 0.0}, "sse-keep-alive: must be above 0 and at most"),
         *(({"verifier_wait": wait}, "verifier_wait: must be positive") for wait in (0.0, -1.0, float("nan"))),
         ({"verifier_wait": float("inf")}, "verifier_wait: must be at most"),
         *(
