@@ -116,12 +116,7 @@ class Admission:
         return partial(self.aside, tenant, size)
 
     async def aside(
-        self,
-        tenant: str,
-        size: int,
-        work: Callable[Arguments, Result],
-        *args: Arguments.args,
-        **more: Arguments.kwargs,
+        self, tenant: str, size: int, work: Callable[Arguments, Result], *args: Arguments.args, **more: Arguments.kwargs
     ) -> Result:
         """What `work` returns, which goes through so many bytes and touches nothing that the event loop does."""
         if size < LONG_BYTES:

@@ -30,7 +30,7 @@ from orchestrator.store.base import RENEW_S, missing
 from specwire.core.messages import FinishReason
 from specwire.core.session import OutputScanner
 from specwire.rpc.errors import StatusError
-from specwire.telemetry.logs import of_session
+from specwire.telemetry.logs import tell
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Cancellations and deletions: acknowledged only once the log has them, and kept until the owner must have heard.
@@ -391,8 +391,7 @@ class Ownership:
             driver.finish(replay.end(reason, text_length))
 
     def _drive(self, driver: SessionDriver, replay: Replay, log: StoredSession, end: FinishReason | None) -> None:
-        shown = log.record.session_id[:8]
-        logger.info("session %s: claimed at %d tokens", shown, log.length, extra=of_session(shown))
+        tell(logger, log.record.session_id, "claimed at %d tokens", log.length)
         driver.view.span.event("claimed", position=log.length)
         driver.drive(log.fence, replay.scanner, log.retention_s)
         if end is not None:

@@ -12,22 +12,8 @@ import grpc
 
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.discovery import Place, RegistryFeed, SessionAffinity
-from orchestrator.peers.models import (
-    Info,
-    Models,
-    Target,
-    Tokenizers,
-    identity_of,
-    vocabulary_mismatch,
-)
-from orchestrator.peers.peer import (
-    AnyPeer,
-    Dialled,
-    DrafterLine,
-    DrafterPeer,
-    VerifierPeer,
-    guarded,
-)
+from orchestrator.peers.models import Info, Models, Target, Tokenizers, identity_of, vocabulary_mismatch
+from orchestrator.peers.peer import AnyPeer, Dialled, DrafterLine, DrafterPeer, VerifierPeer, guarded
 from orchestrator.session.driver import SessionDriver
 from orchestrator.store import SessionRecord
 from specwire.core.placement import TWO, PlacementCandidate, PlacementRequest, Reason, place

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from orchestrator.sessions import ORCHESTRATOR, Orchestrator
 from orchestrator.store import open_store
 from orchestrator.tenants import access_of
 from specwire.options import add_options
-from specwire.registry.directory import Registrar, new_id
+from specwire.registry.directory import Registrar
 from specwire.registry.entry import MOST_MODELS, Load, Role, ServedModel, ServiceEntry
 from specwire.registry.options import cloud_of, register, registry_of
 from specwire.rpc.keys import read_peer_token
@@ -34,14 +34,7 @@ from specwire.rpc.server_options import check_listen, drain_grace, filled
 from specwire.rpc.tls import client_tls, server_tls
 from specwire.telemetry.metrics import MetricsListener, listen, process_families
 from specwire.telemetry.options import telemetry_of
-from specwire.v1 import (
-    draft_pb2,
-    draft_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    status_pb2,
-    status_pb2_grpc,
-)
+from specwire.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, generation_pb2_grpc, status_pb2, status_pb2_grpc
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The orchestrator's own entry in the registry.
@@ -49,20 +42,12 @@ from specwire.v1 import (
 
 def registered(orchestrator: Orchestrator, address: str) -> Registrar:
     """It answers at `address`. The caller closes what this returns."""
-    entry_id, started, registration = new_id(), time.time(), orchestrator.options.registration
 
-    def describe(at: str) -> ServiceEntry:
-        return ServiceEntry(
-            entry_id,
-            Role.ORCHESTRATOR,
-            at,
-            region=registration.region,
-            models=tuple(map(_served, orchestrator.pool.targets()[:MOST_MODELS])),
-            load=_load(orchestrator),
-            started=started,
-        )
+    def describe(entry: ServiceEntry) -> ServiceEntry:
+        models = tuple(map(_served, orchestrator.pool.targets()[:MOST_MODELS]))
+        return replace(entry, models=models, load=_load(orchestrator))
 
-    return register(registration, address, describe)
+    return register(orchestrator.options.registration, Role.ORCHESTRATOR, address, describe)
 
 
 def _served(target: Target) -> ServedModel:

@@ -19,14 +19,7 @@ from orchestrator.session.appender import SessionLog, keep_leases, status_of_sto
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice, hash_beside
 from orchestrator.session.output import SessionView
 from orchestrator.session.stats import Totals
-from orchestrator.store import (
-    DeletedSession,
-    SessionExists,
-    SessionRecord,
-    SessionStore,
-    StoredSession,
-    StoreError,
-)
+from orchestrator.store import DeletedSession, SessionExists, SessionRecord, SessionStore, StoredSession, StoreError
 from orchestrator.store.base import NONE_OF_IT
 from orchestrator.store.health import LogHealth
 from orchestrator.sweeper import Rolls, Sweeper
@@ -34,7 +27,7 @@ from orchestrator.tenants import Allowances, check_rule, no_session
 from specwire.core.messages import End, FinishReason
 from specwire.rpc.errors import StatusError
 from specwire.rpc.link import ALL_ELSEWHERE, LocalPeer
-from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+from specwire.telemetry.logs import SHOWN_CHARACTERS, tell
 from specwire.telemetry.metrics import Registry
 from specwire.telemetry.tally import OrchestratorTally
 from specwire.telemetry.tracing import NO_SPAN, Side, Span, begin
@@ -510,15 +503,14 @@ class Orchestrator:
         self.tally.prompt_tokens += len(record.prompt)
         if not logger.isEnabledFor(logging.INFO):
             return
-        shown = record.session_id[:SHOWN_CHARACTERS]
         texts = {"prompt": self._prompt_of(record)} if self.options.log_prompts else {}
-        logger.info("session %s: begun with %d tokens", shown, len(record.prompt), extra=of_session(shown, **texts))
+        tell(logger, record.session_id, "begun with %d tokens", len(record.prompt), texts=texts)
 
     def _log_ended(self, view: SessionView, end: End) -> None:
-        stats, shown = view.stats, view.record.session_id[:SHOWN_CHARACTERS]
+        stats = view.stats
         texts = {"output": view.output.text} if self.options.log_prompts else {}
-        message = "session %s: ended (%s) with %d tokens in %d forwards, %d of %d draft tokens accepted, after %.3f s"
+        message = "ended (%s) with %d tokens in %d forwards, %d of %d draft tokens accepted, after %.3f s"
         took = (stats.ended or stats.started) - stats.started
         drafted = stats.shown.accepted, stats.shown.tested
         figures = len(view.output.tokens), stats.target_forwards, *drafted, took
-        logger.info(message, shown, end.reason.name.lower(), *figures, extra=of_session(shown, **texts))
+        tell(logger, view.record.session_id, message, end.reason.name.lower(), *figures, texts=texts)

@@ -25,18 +25,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.ownership import must_end
-from orchestrator.store import (
-    LEASE_S,
-    DamagedLog,
-    DeletedSession,
-    SessionStore,
-    StoredSession,
-    StoreError,
-)
+from orchestrator.store import LEASE_S, DamagedLog, DeletedSession, SessionStore, StoredSession, StoreError
 from orchestrator.store.base import CALLED_WITHIN_S, NONE_OF_IT, awake_or_asleep_s
 from specwire.core.messages import FinishReason
 from specwire.rpc.errors import StatusError
-from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+from specwire.telemetry.logs import tell
 
 logger = logging.getLogger(__name__)
 
@@ -183,10 +176,9 @@ class Sweeper:
         return must_end(log) or (FinishReason.CANCELLED if log.silent_s > LEASE_S + grace_s else None)
 
     async def _end(self, log: StoredSession, reason: FinishReason) -> bool:
-        shown = log.record.session_id[:SHOWN_CHARACTERS]
-        logger.info("session %s: its owner is gone; to end (%s)", shown, reason.name.lower(), extra=of_session(shown))
+        tell(logger, log.record.session_id, "its owner is gone; to end (%s)", reason.name.lower())
         try:
             return await self.end(log, reason)
         except StatusError as error:
-            logger.info("session %s: not ended: %s", shown, error, extra=of_session(shown))
+            tell(logger, log.record.session_id, "not ended: %s", error)
             return False

@@ -285,11 +285,7 @@ class Access:
     cache_salt: bytes = field(default_factory=lambda: secrets.token_bytes(SALT_BYTES), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("sessions", self.sessions),
-            ("tokens", self.tokens_per_minute),
-            ("log", self.log_bytes),
-        ):
+        for flag, value in (("sessions", self.sessions), ("tokens", self.tokens_per_minute), ("log", self.log_bytes)):
             if value is not None and value < 1:
                 raise InvalidParameter(f"--tenant-{flag}", f"must be at least 1, not {value}")
 

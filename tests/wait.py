@@ -1,4 +1,4 @@
-"""Waiting until something holds, with a deadline, where no event tells of it."""
+"""Waiting until something holds, with a deadline, where no event tells of it; and for what is raised."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 # Seconds: until a test gives up on a machine that is busy with other work, and between two looks.
 LIMIT_S = 120.0
 PAUSE_S = 0.01
 
 Answer = TypeVar("Answer")
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 async def until(holds: Callable[[], object], limit_s: float = LIMIT_S) -> None:
@@ -24,6 +27,15 @@ async def until(holds: Callable[[], object], limit_s: float = LIMIT_S) -> None:
             if await answer if isawaitable(answer) else answer:
                 return
             await asyncio.sleep(PAUSE_S)
+
+
+async def raised(
+    error: type[Raised] | tuple[type[Raised], ...], call: Awaitable[object], match: str | None = None
+) -> Raised:
+    """What the call raises, which is of this kind."""
+    with pytest.raises(error, match=match) as caught:
+        await call
+    return caught.value
 
 
 def eventually(holds: Callable[[], object], limit_s: float = LIMIT_S, pause_s: float = PAUSE_S) -> bool:

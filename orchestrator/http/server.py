@@ -26,7 +26,7 @@ from orchestrator.sessions import Orchestrator
 from specwire.rpc.channel import PING_EVERY_MS, PING_TIMEOUT_MS, READ_AHEAD_BYTES
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import HEADER
-from specwire.rpc.server import ListenError, parse_listen
+from specwire.rpc.server import ListenError, dialled, parse_listen
 from specwire.rpc.tls import Certification, ServerTls, shown_in
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -316,9 +316,7 @@ class HttpServer:
     """A server that listens. `address`: HOST:PORT as a client on this machine dials it; `url`: with its scheme."""
 
     def __init__(self, service: HttpService, listening: socket.socket, tls: ServerTls | None) -> None:
-        host, port = listening.getsockname()[:2]
-        dialled = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self.address = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
+        self.address = dialled(*listening.getsockname()[:2])
         self.url = f"{'http' if tls is None else 'https'}://{self.address}"
         self._certification = Certification(tls)
         made = partial(Connection, certification=self._certification)

@@ -6,10 +6,10 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -246,12 +246,7 @@ class VerifierPeer(Peer[verify_pb2.ConnectVerifyRequest, VerifierSubject]):
 
     link: VerifierLink
 
-    def __init__(
-        self,
-        link: VerifierLink,
-        on_change: Callable[[], None],
-        accept: Callable[[Info], str | None],
-    ) -> None:
+    def __init__(self, link: VerifierLink, on_change: Callable[[], None], accept: Callable[[Info], str | None]) -> None:
         super().__init__(link, on_change, accept)
         self.draining = False
         self.identity: Identity | None = None
@@ -444,37 +439,6 @@ class DrafterPeer(Peer[draft_pb2.ConnectDraftRequest, DrafterSubject]):
             self.link.send(draft_pb2.ConnectDraftRequest(closes=[common_pb2.Close(handle=handle)]))
 
 
-def verifier_link(
-    address: str,
-    tls: ClientTls | None,
-    token: Token | str = "",
-    tokenizers: Tokenizers | None = None,
-    local: LocalPeer | None = None,
-) -> VerifierLink:
-    return Link(
-        address,
-        lambda channel: verify_pb2_grpc.VerifyServiceStub(channel).Connect(),
-        lambda channel, request: verify_pb2_grpc.VerifyServiceStub(channel).GetModelInfo(request),
-        tls,
-        token,
-        tokenizers,
-        local,
-    )
-
-
-def drafter_link(
-    address: str, tls: ClientTls | None, token: Token | str = "", local: LocalPeer | None = None
-) -> DrafterLink:
-    return Link(
-        address,
-        lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Connect(),
-        lambda channel, request: draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(request),
-        tls,
-        token,
-        local=local,
-    )
-
-
 AnyPeer = VerifierPeer | DrafterPeer
 Accept = Callable[[Info], str | None]
 
@@ -501,31 +465,32 @@ class Dialled:
         self._tls = tls
         self._token = token
         self._on_change = on_change
-        self._links: dict[AnyPeer, VerifierLink | DrafterLink] = {}
-        self._runs: dict[AnyPeer, Callable[[], Coroutine[None, None, None]]] = {}
+        self._links: dict[AnyPeer, Link[Any, Any]] = {}
         self._tasks: dict[AnyPeer, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def verifier(self, address: str, accept: Accept) -> VerifierPeer:
         """A verifier that is dialled once it is started. accept: returns why it must not be used, or None."""
-        link = verifier_link(address, self._tls, self._token, self._tokenizers, self._local.get(address))
+        stub, local = verify_pb2_grpc.VerifyServiceStub, self._local.get(address)
+        link: VerifierLink = Link(address, stub, self._tls, self._token, self._tokenizers, local)
         peer = VerifierPeer(link, self._on_change, accept)
-        self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
+        self._links[peer] = link
         return peer
 
     def drafter(self, address: str, accept: Accept, targets: Callable[[], Sequence[Target]] = tuple) -> DrafterPeer:
         """Like `verifier`, for a drafter. targets: see DrafterPeer."""
-        link = drafter_link(address, self._tls, self._token, self._local.get(address))
+        stub, local = draft_pb2_grpc.DraftServiceStub, self._local.get(address)
+        link: DrafterLink = Link(address, stub, self._tls, self._token, local=local)
         peer = DrafterPeer(link, self._on_change, accept, targets)
-        self._links[peer], self._runs[peer] = link, lambda: link.run(peer)
+        self._links[peer] = link
         return peer
 
     def start(self, peer: AnyPeer) -> None:
-        self._tasks[peer] = asyncio.create_task(self._runs[peer]())
+        self._tasks[peer] = asyncio.create_task(self._links[peer].run(peer))
 
     def drop(self, peer: AnyPeer) -> None:
         """End its link, and dial it no more."""
-        del self._links[peer], self._runs[peer]
+        del self._links[peer]
         task = self._tasks.pop(peer, None)
         if task is not None:
             task.cancel()

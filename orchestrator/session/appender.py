@@ -34,7 +34,7 @@ from specwire.core import messages
 from specwire.core.messages import Append, FinishReason
 from specwire.core.session import Session, State
 from specwire.rpc.errors import RETRY_AFTER, StatusError
-from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+from specwire.telemetry.logs import tell
 from specwire.telemetry.tally import OrchestratorTally
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -182,7 +182,8 @@ class Appender:
                     if self._now() > give_up - self._impatience(error):
                         raise
                     if not told:
-                        self._tell(f"an append is repeated: {error}{f' ({error.detail})' if error.detail else ''}")
+                        why = f"{error} ({error.detail})" if error.detail else str(error)
+                        tell(logger, self._record.session_id, "an append is repeated: %s", why)
                     told = True
                 await asyncio.sleep(RETRY_S)
 
@@ -285,8 +286,8 @@ class Appender:
 
     async def _restore(self) -> None:
         """Write the lost log again, and bind its request id again."""
-        self._tell("the log has lost of it; it is written again")
         record, lifetimes = self._record, self._lifetimes
+        tell(logger, record.session_id, "the log has lost of it; it is written again")
         times = lifetimes.running, self._owner, lifetimes.ended
         await self._store.recreate(record, self._held, self._fence, *times, self._cancelled)
         if self._bound != math.inf:
@@ -299,11 +300,6 @@ class Appender:
             name, digest = (record.tenant, record.request_id), record.request_digest
             await self._store.bind_request(*name, record.session_id, kept, digest)
         self._bound = self._now()
-
-    def _tell(self, what: str) -> None:
-        """Tell operators about this session."""
-        shown = self._record.session_id[:SHOWN_CHARACTERS]
-        logger.info("session %s: %s", shown, what, extra=of_session(shown))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from specwire.core.draft import fitting
 from specwire.core.messages import AssignedDrafter, SourcePace, first_pace
 from specwire.core.session import Session, State
 from specwire.rpc import convert
-from specwire.telemetry.logs import of_session
+from specwire.telemetry.logs import tell
 from specwire.telemetry.tally import DrafterCounts
 from specwire.telemetry.tracing import Span
 from specwire.v1 import common_pb2, draft_pb2
@@ -244,8 +244,7 @@ class Drafters:
         self._driver.apply(messages.DrafterLost(drafting.source))
 
     def _on_refused(self, drafting: SessionDrafter, message: str) -> None:
-        shown = self._view.record.session_id[:8]
-        logger.info("session %s: drafter refused: %s", shown, message, extra=of_session(shown))
+        tell(logger, self._view.record.session_id, "drafter refused: %s", message)
         peer, name = drafting.peer, f"drafter {drafting.source}"
         self.refusals[peer] += 1
         if drafting.has_proposed:

@@ -19,18 +19,12 @@ from orchestrator.session.appender import SessionLog, Tasks, message_of_append, 
 from orchestrator.session.drafters import Drafters
 from orchestrator.session.output import SessionFailure, SessionView
 from orchestrator.session.verifier import SessionVerifier
-from orchestrator.store import (
-    ContentMismatch,
-    Fenced,
-    SessionRecord,
-    SessionStore,
-    StoreError,
-)
+from orchestrator.store import ContentMismatch, Fenced, SessionRecord, SessionStore, StoreError
 from specwire.core import messages
 from specwire.core.messages import FinishReason
 from specwire.core.session import OutputScanner, Session, State
 from specwire.core.text import Text, hash_of
-from specwire.telemetry.logs import of_session
+from specwire.telemetry.logs import tell
 from specwire.telemetry.tally import OrchestratorTally
 from specwire.telemetry.tracing import NO_SPAN, Span
 from specwire.v1 import common_pb2
@@ -98,12 +92,7 @@ class SessionDriver:
     """
 
     def __init__(
-        self,
-        record: SessionRecord,
-        fence: int,
-        scanner: OutputScanner,
-        host: SessionHost,
-        span: Span = NO_SPAN,
+        self, record: SessionRecord, fence: int, scanner: OutputScanner, host: SessionHost, span: Span = NO_SPAN
     ) -> None:
         options = host.options
         self._host = host
@@ -289,8 +278,7 @@ class SessionDriver:
 
     def on_broken(self, error: Exception) -> None:
         """A bug of ours: this session ends, whatever its state; the others go on."""
-        shown = self.view.record.session_id[:8]
-        logger.error("session %s failed", shown, exc_info=error, extra=of_session(shown))
+        tell(logger, self.view.record.session_id, "it failed", level=logging.ERROR, error=error)
         self._events.clear()
         self.abandon(grpc.StatusCode.INTERNAL, "the orchestrator failed; its log says why")
 

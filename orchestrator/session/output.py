@@ -14,17 +14,9 @@ import grpc
 
 from orchestrator.session.stats import Trace
 from orchestrator.store.base import LEASE_S, LoggedTokens, SessionRecord, StoreError
-from specwire.core.messages import (
-    Emit,
-    EmitEnd,
-    End,
-    Event,
-    FinishReason,
-    Outcome,
-    TokenLogprobs,
-)
+from specwire.core.messages import Emit, EmitEnd, End, Event, FinishReason, Outcome, TokenLogprobs
 from specwire.core.session import OutputScanner
-from specwire.telemetry.logs import SHOWN_CHARACTERS, of_session
+from specwire.telemetry.logs import tell
 from specwire.telemetry.tally import OrchestratorTally, SessionStats
 from specwire.telemetry.tracing import Span
 from specwire.v1 import verify_pb2
@@ -393,5 +385,4 @@ class SessionView:
             async with asyncio.timeout(timeout):
                 await self.output.ended()
         except TimeoutError:
-            shown = self.record.session_id[:SHOWN_CHARACTERS]
-            logger.warning("session %s did not end within %g s", shown, timeout, extra=of_session(shown))
+            tell(logger, self.record.session_id, "it did not end within %g s", timeout, level=logging.WARNING)

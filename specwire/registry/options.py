@@ -6,7 +6,7 @@ import argparse
 import ipaddress
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specwire.core.invalid import InvalidParameter
 from specwire.redis import InvalidUrl, connection_of
@@ -113,30 +113,23 @@ def register_model(
 
     info: of the model as it is then: a drafter's may change.
     """
-    entry_id, started = new_id(), time.time()
 
-    def describe(at: str) -> ServiceEntry:
+    def describe(entry: ServiceEntry) -> ServiceEntry:
         now = info()
         identity = Identity.of(now).digest if role is Role.VERIFIER else ""
-        return ServiceEntry(
-            entry_id,
-            role,
-            at,
-            region=options.region,
-            models=(ServedModel(now.model, now.weights_fingerprint, now.vocabulary_fingerprint, identity),),
-            slots=now.slots,
-            kv_bytes=now.kv_bytes,
-            load=load(),
-            started=started,
-        )
+        model = ServedModel(now.model, now.weights_fingerprint, now.vocabulary_fingerprint, identity)
+        return replace(entry, models=(model,), slots=now.slots, kv_bytes=now.kv_bytes, load=load())
 
-    return register(options, address, describe)
+    return register(options, role, address, describe)
 
 
-def register(options: RegistryOptions, address: str, describe: Callable[[str], ServiceEntry]) -> Registrar:
-    """Register whatever `describe` says of a service at the address that it is given. As `register_model`."""
+def register(
+    options: RegistryOptions, role: Role, address: str, describe: Callable[[ServiceEntry], ServiceEntry]
+) -> Registrar:
+    """Register a service. describe: adds to its entry what changes. As `register_model`."""
     at = advertised(options.advertise, address)
-    registrar = Registrar(Directory.at(options.url) if options.url else None, lambda: describe(at))
+    entry = ServiceEntry(new_id(), role, at, region=options.region, started=time.time())
+    registrar = Registrar(Directory.at(options.url) if options.url else None, lambda: describe(entry))
     registrar.start()
     return registrar
 

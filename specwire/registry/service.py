@@ -13,7 +13,7 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -41,10 +41,7 @@ from specwire.v1 import registry_pb2, registry_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-ROLES = {
-    registry_pb2.SERVICE_ROLE_VERIFIER: Role.VERIFIER,
-    registry_pb2.SERVICE_ROLE_ORCHESTRATOR: Role.ORCHESTRATOR,
-}
+ROLES = {registry_pb2.SERVICE_ROLE_VERIFIER: Role.VERIFIER, registry_pb2.SERVICE_ROLE_ORCHESTRATOR: Role.ORCHESTRATOR}
 WIRE_ROLES = {role: wire for wire, role in ROLES.items()}
 MOST_UINT32 = (1 << 32) - 1
 
@@ -55,12 +52,7 @@ def service_to_wire(entry: ServiceEntry) -> registry_pb2.RegisteredService:
         id=entry.id,
         address=entry.address,
         region=entry.region,
-        models=[
-            registry_pb2.RegisteredModel(
-                name=each.name, weights=each.weights, vocabulary=each.vocabulary, identity=each.identity
-            )
-            for each in entry.models
-        ],
+        models=[registry_pb2.RegisteredModel(**asdict(each)) for each in entry.models],
         slots=min(entry.slots, MOST_UINT32),
         kv_bytes=entry.kv_bytes,
         running=min(entry.load.running, MOST_UINT32),
@@ -78,10 +70,7 @@ def service_from_wire(service: registry_pb2.RegisteredService, role: Role, beat:
         "role": role,
         "address": service.address,
         "region": service.region,
-        "models": [
-            {"name": each.name, "weights": each.weights, "vocabulary": each.vocabulary, "identity": each.identity}
-            for each in service.models[: MOST_MODELS + 1]  # one too many is refused as well
-        ],
+        "models": service.models[: MOST_MODELS + 1],  # one too many is refused as well
         "slots": service.slots,
         "kv_bytes": service.kv_bytes,
         "load": {"running": service.running, "waiting": service.waiting, "free": service.free},
@@ -90,11 +79,10 @@ def service_from_wire(service: registry_pb2.RegisteredService, role: Role, beat:
         "beat": beat,
     }
     try:
-        return checked(service.id, msgspec.convert(fields, ServiceEntry))
-    except InvalidEntry:
-        raise
+        entry = msgspec.convert(fields, ServiceEntry, from_attributes=True)
     except ValueError as error:
         raise InvalidEntry("invalid", str(error)) from None
+    return checked(service.id, entry)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -267,12 +255,7 @@ class RemoteDirectory:
     """
 
     def __init__(
-        self,
-        cloud: CloudOptions,
-        role: Role,
-        tls: ClientTls | None = None,
-        token: Token | str = "",
-        region: str = "",
+        self, cloud: CloudOptions, role: Role, tls: ClientTls | None = None, token: Token | str = "", region: str = ""
     ) -> None:
         self._address = cloud.address
         self._role = role

@@ -11,14 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.core.law.sampling import (
-    LogprobsOf,
-    Rule,
-    Sampling,
-    check_bias_ids,
-    check_numbers,
-    with_rule,
-)
+from specwire.core.law.sampling import LogprobsOf, Rule, Sampling, check_bias_ids, check_numbers, with_rule
 from specwire.core.messages import (
     FENCE_LIMIT,
     MOST_RUN_AHEAD,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -250,8 +250,7 @@ class Link(Generic[Request, Response]):
     """Owned by its orchestrator: `run` ends only by cancellation.
 
     Args:
-        connect: opens the stream on a channel.
-        describe: asks the peer for its description; the request names the tokenizer that need not be sent again.
+        stub: of the peer's service, which has Connect and GetModelInfo.
         tls: how to encrypt; None speaks plaintext.
         token: shown to the peer. Both are taken anew, as their files have become, at each connection.
         tokenizers: keeps the peer's tokenizer; None where it is not needed.
@@ -268,8 +267,7 @@ class Link(Generic[Request, Response]):
     def __init__(
         self,
         address: str,
-        connect: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Request, Response]],
-        describe: Callable[[grpc.aio.Channel, common_pb2.GetModelInfoRequest], Awaitable[Info]],
+        stub: Callable[[grpc.aio.Channel], Any],
         tls: ClientTls | None = None,
         token: Token | str = "",
         tokenizers: KeptTokenizers | None = None,
@@ -282,8 +280,7 @@ class Link(Generic[Request, Response]):
         self._trips_us: deque[float] = deque(maxlen=GAUGED)
         self._tls = tls
         self._token = token
-        self._connect = connect
-        self._describe = describe
+        self._stub = stub
         self._tokenizers = tokenizers
         self._tokenizer_hash = ""
         self._outbox: Outbox[Request] | None = None
@@ -348,7 +345,7 @@ class Link(Generic[Request, Response]):
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self._ask(channel)  # also sets the connection up, so that the second time measures the line
                     self._trips_us.clear()
-                call = self._connect(channel)
+                call = self._stub(channel).Connect()
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await call.wait_for_connection()
                     # As long as the stream lives, this process answers, and not a predecessor at its address.
@@ -387,9 +384,8 @@ class Link(Generic[Request, Response]):
         """The peer's description, without its tokenizer, which is kept once for all peers that have it."""
         latest = self._tokenizers.latest if self._tokenizers is not None else ""
         known = self._tokenizer_hash or latest
-        info: Info = await readable(
-            await self._describe(channel, common_pb2.GetModelInfoRequest(known_tokenizer_hash=known))
-        )
+        request = common_pb2.GetModelInfoRequest(known_tokenizer_hash=known)
+        info: Info = await readable(await self._stub(channel).GetModelInfo(request))
         if self._tokenizers is not None:
             await self._tokenizers.take(info)
         info.ClearField("tokenizer_json")
@@ -415,10 +411,7 @@ class Link(Generic[Request, Response]):
                 logger.exception("the round trip to %s could not be measured", self.address)
 
     async def _converse(
-        self,
-        call: grpc.aio.StreamStreamCall[Request, Response],
-        info: Info,
-        listener: Listener[Response],
+        self, call: grpc.aio.StreamStreamCall[Request, Response], info: Info, listener: Listener[Response]
     ) -> str:
         broken: list[LinkError] = []
         ending = _FirstStatus(call)

@@ -230,11 +230,7 @@ class RunningServer:
 
 
 async def serve(
-    services: Sequence[Service],
-    listen: str,
-    *,
-    tls: ServerTls | None = None,
-    allow_insecure: bool = False,
+    services: Sequence[Service], listen: str, *, tls: ServerTls | None = None, allow_insecure: bool = False
 ) -> RunningServer:
     """Start a server.
 
@@ -304,14 +300,15 @@ def bound(listen: str) -> socket.socket:
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, listen: str, tls: ServerTls | None) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    wanted = f"{shown}:{port}"
+    wanted = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         bound = server.add_secure_port(wanted, tls.credentials()) if tls else server.add_insecure_port(wanted)
     except RuntimeError as error:
         raise ListenError(f"listen: cannot listen on {listen}: {error}") from error
-    return f"{_dialled(shown)}:{bound}"
+    return dialled(host, bound)
 
 
-def _dialled(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+def dialled(host: str, port: int) -> str:
+    """HOST:PORT as a client on this machine dials what listens there."""
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{near}]:{port}" if ":" in near else f"{near}:{port}"

@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 
 from specwire.rpc.process import SAID, visible
 
@@ -17,13 +18,22 @@ TEXT, JSON = FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_LEVEL = "warning"
 SHOWN_CHARACTERS = 8
-# What a record may have beside its message; see `of_session`.
+# What a record may have beside its message; see `tell`.
 FIELDS = ("session", "prompt", "output")
 
 
-def of_session(session_id: str, **more: str) -> dict[str, str]:
-    """`extra` of a line about a session."""
-    return {"session": session_id[:SHOWN_CHARACTERS], **more}
+def tell(
+    logger: logging.Logger,
+    session_id: str,
+    message: str,
+    *args: object,
+    level: int = logging.INFO,
+    error: Exception | None = None,
+    texts: Mapping[str, str] = {},
+) -> None:
+    """Log a line about a session. texts: `prompt` or `output`, for where they may be logged."""
+    shown = session_id[:SHOWN_CHARACTERS]
+    logger.log(level, f"session %s: {message}", shown, *args, exc_info=error, extra={"session": shown, **texts})
 
 
 class JsonLines(logging.Formatter):

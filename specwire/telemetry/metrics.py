@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from specwire import __version__
 from specwire.core.messages import SourceKind
-from specwire.rpc.server import ListenError, parse_listen
+from specwire.rpc.server import ListenError, dialled, parse_listen
 from specwire.rpc.tls import Certification, ServerTls, shown_in
 from specwire.telemetry.tally import DraftCounts, Histogram
 
@@ -137,9 +137,7 @@ class MetricsListener:
         self, registry: Registry, server: asyncio.Server, connections: set[asyncio.Task[None]], scheme: str
     ) -> None:
         self.registry = registry
-        host, port = server.sockets[0].getsockname()[:2]
-        dialled = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self.address = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
+        self.address = dialled(*server.sockets[0].getsockname()[:2])
         self.url = f"{scheme}://{self.address}"
         self._server = server
         self._connections = connections

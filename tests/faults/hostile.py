@@ -236,11 +236,7 @@ SPARING = (
     refuse,
     vanish,
 )
-ATTACKS: dict[str, Attack] = {
-    **{attack.__name__: within(attack) for attack in SPARING},
-    "flood": flood,
-    "giant": giant,
-}
+ATTACKS: dict[str, Attack] = {**{attack.__name__: within(attack) for attack in SPARING}, "flood": flood, "giant": giant}
 
 
 class HostileDrafter(draft_pb2_grpc.DraftServiceServicer):

@@ -90,6 +90,22 @@ class Cell:
         return self.fault == "reset" or (self.where, self.fault) == ("Redis", "restart")
 
 
+def cell(
+    where: str,
+    fault: str,
+    then: str,
+    bound_s: float | None = None,
+    *,
+    noticed: Notice = ENDED,
+    seen: str = "",
+    also: tuple[str, ...] = (),
+    outlasted: bool = False,
+) -> Cell:
+    """seen: a pause where it may last, and nothing where not, unless given."""
+    seen = seen or (NOTHING if bound_s is None else PAUSE)
+    return Cell(where, fault, seen, noticed, then, bound_s, also, outlasted)
+
+
 def held_s(cell: Cell) -> float:
     """Seconds for which nobody answers."""
     return HELD_S if cell.silent and cell.noticed.within_s >= SILENT.within_s else STOPPED_S
@@ -125,313 +141,229 @@ QUICK = (
 QUICK_SILENT = (("orchestrator", "SIGSTOP"), ("orchestrator-Redis", "stall"))
 
 CELLS = (
-    Cell(
+    cell(
         "drafter",
         "SIGKILL",
-        NOTHING,
-        ENDED,
         "the verifier decides alone; another drafter drafts if there is one; the lost one is redialled every second",
-        None,
     ),
-    Cell(
-        "drafter",
-        "SIGSTOP",
-        NOTHING,
-        SILENT,
-        "the verifier decides alone; awake, the drafter catches up",
-        None,
-    ),
-    Cell(
-        "drafter",
-        "graceful stop",
-        NOTHING,
-        ENDED,
-        "as after SIGKILL; exit code 0",
-        None,
-    ),
-    Cell(
-        "drafter",
-        "restart",
-        NOTHING,
-        ENDED,
-        "the verifier decides alone until the new one is dialled, as a new source",
-        None,
-    ),
-    Cell(
+    cell("drafter", "SIGSTOP", "the verifier decides alone; awake, the drafter catches up", noticed=SILENT),
+    cell("drafter", "graceful stop", "as after SIGKILL; exit code 0"),
+    cell("drafter", "restart", "the verifier decides alone until the new one is dialled, as a new source"),
+    cell(
         "verifier",
         "SIGKILL",
-        PAUSE,
-        ENDED,
         "another verifier prefills the text from the log, after two failed dials of the former one or 2 s",
         3.0,
-        ("test_links.py::test_a_verifier_is_replaced_while_proposals_are_in_flight",),
+        also=("test_links.py::test_a_verifier_is_replaced_while_proposals_are_in_flight",),
     ),
-    Cell(
+    cell(
         "verifier",
         "SIGSTOP",
-        PAUSE,
-        SILENT,
         "another verifier, 2 s later; verdicts of the stopped one are void (old attach)",
         12.5,
+        noticed=SILENT,
     ),
-    Cell(
+    cell(
         "verifier",
         "graceful stop",
-        "nothing for its `--grace`, then a pause",
-        Notice(1.0, "it says so"),
         "no new sessions; after its `--grace` another verifier takes over at once what has not ended",
         1.5,
-        (
+        noticed=Notice(1.0, "it says so"),
+        seen="nothing for its `--grace`, then a pause",
+        also=(
             "test_peers.py::test_a_verifier_is_replaced_mid_sentence",
             "test_drain.py::test_a_verifier_lets_its_sessions_end_and_others_take_the_new_ones",
         ),
     ),
-    Cell(
+    cell(
         "verifier",
         "restart",
-        "pause; `UNAVAILABLE` after 30 s",
-        ENDED,
         "the new process (there is no other) prefills the text from the log",
         30.0,
-        (
+        seen="pause; `UNAVAILABLE` after 30 s",
+        also=(
             "orchestrator/test_generation.py::test_without_a_verifier_a_session_fails_in_time",
             "test_peers.py::test_a_stream_ends_unavailable_and_its_session_goes_on",
         ),
     ),
-    Cell(
+    cell(
         "orchestrator",
         "SIGKILL",
-        PAUSE,
-        ENDED,
         "the client calls `Watch` at its next address, which claims the session; the verifier still has it",
         2.0,
-        ("test_log.py::test_a_killed_orchestrator_had_shown_nothing_but_the_log",),
+        also=("test_log.py::test_a_killed_orchestrator_had_shown_nothing_but_the_log",),
     ),
-    Cell(
+    cell(
         "orchestrator",
         "SIGSTOP",
-        PAUSE,
-        SILENT,
         "as after SIGKILL; awake, the former owner is refused and follows the log",
         12.0,
-        ("test_orchestrators.py::test_split_brain",),
+        noticed=SILENT,
+        also=("test_orchestrators.py::test_split_brain",),
     ),
-    Cell(
+    cell(
         "orchestrator",
         "graceful stop",
-        "nothing for its `--grace`, then a pause",
-        Notice(1.5, "streams end `UNAVAILABLE` after `--grace`, 0.3 s"),
         "as after SIGKILL; exit code 0",
         2.0,
-        ("test_log.py::test_sigterm_while_text_streams",),
+        noticed=Notice(1.5, "streams end `UNAVAILABLE` after `--grace`, 0.3 s"),
+        seen="nothing for its `--grace`, then a pause",
+        also=("test_log.py::test_sigterm_while_text_streams",),
     ),
-    Cell(
+    cell(
         "orchestrator",
         "restart",
-        "pause; `UNAVAILABLE` after the client's 30 s",
-        ENDED,
         "the new process at the same address claims the session from the log",
         30.0,
-        ("test_orchestrators.py::test_nobody_is_left",),
+        seen="pause; `UNAVAILABLE` after the client's 30 s",
+        also=("test_orchestrators.py::test_nobody_is_left",),
     ),
-    Cell(
+    cell(
         "Redis",
         "SIGKILL",
-        "pause; `UNAVAILABLE` after 30 s",
-        ENDED,
         f"empty, back after {AWAY_S:g} s: the owner writes the session again from memory, under its fence",
         AWAY_S + 2.5,
-        (
+        seen="pause; `UNAVAILABLE` after 30 s",
+        also=(
             "test_log.py::test_a_log_that_was_lost_is_written_again_from_its_owners_memory",
             "test_orchestrators.py::test_the_newest_fence_wins",
             "test_log.py::test_a_session_that_cannot_be_logged_does_not_begin",
-            "orchestrator/test_store_lost.py::test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more",
+            "orchestrator/test_log_health.py::test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more",
             "test_peers.py::test_a_stream_ends_unavailable_and_its_session_goes_on",
         ),
     ),
-    Cell(
+    cell(
         "Redis",
         "SIGSTOP",
-        PAUSE,
-        NO_ANSWER,
         "the append is repeated every 2.1 s; what was written already is found equal",
         STOPPED_S + 2.5,
+        noticed=NO_ANSWER,
         outlasted=True,
     ),
-    Cell(
+    cell(
         "Redis",
         "graceful stop",
-        "pause; `UNAVAILABLE` after 30 s",
-        ENDED,
         f"back after {AWAY_S:g} s with what it saved: the append is repeated",
         AWAY_S + 2.5,
+        seen="pause; `UNAVAILABLE` after 30 s",
     ),
-    Cell(
+    cell(
         "Redis",
         "restart",
-        PAUSE,
-        ENDED,
         "back with an old state: the owner writes what is missing",
         2.5,
-        ("test_log.py::test_a_log_that_was_lost_is_written_again_from_its_owners_memory",),
+        also=("test_log.py::test_a_log_that_was_lost_is_written_again_from_its_owners_memory",),
     ),
-    Cell(
-        "client-orchestrator",
-        "cut",
-        PAUSE,
-        ENDED,
-        "`Watch` at the next address, which claims the session",
-        2.0,
-    ),
-    Cell(
-        "client-orchestrator",
-        "stall",
-        PAUSE,
-        SILENT,
-        "as cut; a session that has ended is replayed",
-        12.0,
-    ),
-    Cell(
-        "client-orchestrator",
-        "reset",
-        PAUSE,
-        ENDED,
-        "`Watch` at the same address, where the session went on",
-        2.0,
-    ),
-    Cell(
+    cell("client-orchestrator", "cut", "`Watch` at the next address, which claims the session", 2.0),
+    cell("client-orchestrator", "stall", "as cut; a session that has ended is replayed", 12.0, noticed=SILENT),
+    cell("client-orchestrator", "reset", "`Watch` at the same address, where the session went on", 2.0),
+    cell(
         "HTTP client-orchestrator",
         "cut",
-        PAUSE,
-        ENDED,
         "the request again (`Last-Event-ID`), at the next address, which claims the session",
         2.0,
-        ("orchestrator/http/test_streams.py::test_a_stream_goes_on_where_its_orchestrator_left_it",),
+        also=("orchestrator/http/test_streams.py::test_a_stream_goes_on_where_its_orchestrator_left_it",),
     ),
-    Cell(
+    cell(
         "HTTP client-orchestrator",
         "stall",
-        PAUSE,
-        NO_EVENT,
         "as cut; a session that has ended is replayed",
         HTTP_SILENT_S + 2.0,
+        noticed=NO_EVENT,
     ),
-    Cell(
+    cell(
         "HTTP client-orchestrator",
         "reset",
-        PAUSE,
-        ENDED,
         "the request again at the same address, where the session went on",
         2.0,
-        ("orchestrator/http/test_streams.py::test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was",),
+        also=(
+            "orchestrator/http/test_streams.py::test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was",
+        ),
     ),
-    Cell(
+    cell(
         "orchestrator-verifier",
         "cut",
-        PAUSE,
-        ENDED,
         "the verifier decides on up to its credit and reports on the next connection; another verifier, if any, takes "
         "over after 2 s",
         CUT_S + 2.5,
-        (
+        also=(
             "test_links.py::test_a_link_cut_for_seconds_mid_sentence",
             "test_links.py::test_a_session_goes_back_to_the_verifier_that_keeps_it",
         ),
     ),
-    Cell(
+    cell(
         "orchestrator-verifier",
         "stall",
-        PAUSE,
-        SILENT,
         "the same connection or the next one: the newest (fence, attach) wins",
         STOPPED_S + 3.0,
-        ("test_links.py::test_a_link_that_hangs_for_longer_than_it_takes_to_notice",),
+        noticed=SILENT,
+        also=("test_links.py::test_a_link_that_hangs_for_longer_than_it_takes_to_notice",),
         outlasted=True,
     ),
-    Cell(
+    cell(
         "orchestrator-verifier",
         "reset",
-        PAUSE,
-        ENDED,
         "the next connection brings what was decided meanwhile",
         2.0,
-        ("test_links.py::test_a_link_that_is_cut_and_hangs_again_and_again_while_sampled_text_is_drafted",),
+        also=("test_links.py::test_a_link_that_is_cut_and_hangs_again_and_again_while_sampled_text_is_drafted",),
     ),
-    Cell(
+    cell(
         "orchestrator-drafter",
         "cut",
-        NOTHING,
-        ENDED,
         "the verifier decides alone; redialled, the drafter is a new source",
-        None,
-        ("test_links.py::test_a_drafter_s_link_is_slow_hangs_and_breaks",),
+        also=("test_links.py::test_a_drafter_s_link_is_slow_hangs_and_breaks",),
     ),
-    Cell(
+    cell(
         "orchestrator-drafter",
         "stall",
-        NOTHING,
-        SILENT,
         "the verifier decides alone; late proposals are dropped as stale",
-        None,
-        ("test_links.py::test_a_drafter_s_link_is_slow_hangs_and_breaks",),
+        noticed=SILENT,
+        also=("test_links.py::test_a_drafter_s_link_is_slow_hangs_and_breaks",),
     ),
-    Cell("orchestrator-drafter", "reset", NOTHING, ENDED, "as cut", None),
-    Cell(
+    cell("orchestrator-drafter", "reset", "as cut"),
+    cell(
         "drafter-orchestrator",
         "cut",
-        NOTHING,
-        ENDED,
         "the verifier decides alone; the drafter dials in again (with backoff) as a new source",
-        None,
-        ("orchestrator/test_hub.py::test_it_waits_for_its_orchestrator_and_joins_again",),
+        also=("orchestrator/test_hub.py::test_it_waits_for_its_orchestrator_and_joins_again",),
     ),
-    Cell(
+    cell(
         "drafter-orchestrator",
         "stall",
-        NOTHING,
-        Notice(SILENT.within_s, f"{SILENT.how}, at both ends"),
         "the verifier decides alone; late proposals are dropped as stale",
-        None,
+        noticed=Notice(SILENT.within_s, f"{SILENT.how}, at both ends"),
     ),
-    Cell("drafter-orchestrator", "reset", NOTHING, ENDED, "as cut", None),
-    Cell(
+    cell("drafter-orchestrator", "reset", "as cut"),
+    cell(
         "orchestrator-Redis",
         "cut",
-        PAUSE,
-        ENDED,
         "unacknowledged appends are repeated every 0.1 s: the script compares and adds what is missing",
         CUT_S + 2.5,
-        ("test_log.py::test_acknowledgements_that_are_cut_off_lose_and_repeat_nothing",),
+        also=("test_log.py::test_acknowledgements_that_are_cut_off_lose_and_repeat_nothing",),
     ),
-    Cell("orchestrator-Redis", "stall", PAUSE, NO_ANSWER, "as for SIGSTOP of Redis", STOPPED_S + 2.5, outlasted=True),
-    Cell(
+    cell("orchestrator-Redis", "stall", "as for SIGSTOP of Redis", STOPPED_S + 2.5, noticed=NO_ANSWER, outlasted=True),
+    cell(
         "orchestrator-Redis",
         "reset",
-        PAUSE,
-        ENDED,
         "as cut, at once",
         1.0,
-        ("test_log.py::test_a_line_to_the_log_that_breaks_between_two_sessions",),
+        also=("test_log.py::test_a_line_to_the_log_that_breaks_between_two_sessions",),
     ),
-    Cell(
+    cell(
         REGISTRYS_LINE,
         "cut",
-        NOTHING,
-        LOOK,
         "known services stay in use, for new sessions too; they register again by themselves",
-        None,
-        ("orchestrator/test_registered.py::test_what_is_known_serves_on_while_the_registry_is_away",),
+        noticed=LOOK,
+        also=("orchestrator/test_registered.py::test_what_is_known_serves_on_while_the_registry_is_away",),
     ),
-    Cell(
+    cell(
         REGISTRYS_LINE,
         "stall",
-        NOTHING,
-        NO_LOOK,
         "as cut; an expired service is used while its connection is up",
-        None,
-        ("orchestrator/test_registered.py::test_what_is_known_serves_on_while_the_registry_is_away",),
+        noticed=NO_LOOK,
+        also=("orchestrator/test_registered.py::test_what_is_known_serves_on_while_the_registry_is_away",),
     ),
-    Cell(REGISTRYS_LINE, "reset", NOTHING, LOOK, "as cut", None),
+    cell(REGISTRYS_LINE, "reset", "as cut", noticed=LOOK),
 )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.harness import machine, record
 from bench.harness.interval import Estimate
-from bench.harness.report import Bar, at_most, table
+from bench.harness.report import Bar, at_most, exactly, none_of, table
 from specwire.progress import ProgressBar
 from specwire.rpc.process import say
 from tests.faults.matrix import CELLS, HELD_S, STOPPED_S, Cell, Notice, held_s
@@ -104,8 +104,8 @@ class Measured:
     def bars(self) -> list[Bar]:
         wrong, usual = len(self.failures), self.usual_s
         return [
-            at_most("plays that failed, or whose text differed", _just(wrong), 0),
-            at_most("longest wait undisturbed, s: else a step more is not to be seen", _just(usual), 2 * self.step_s),
+            none_of("plays that failed, or whose text differed", wrong),
+            at_most("longest wait undisturbed, s: else a step more is not to be seen", exactly(usual), 2 * self.step_s),
             *(bar for cell in self.cells if self.plays[cell] for bar in self.bars_of(cell)),
         ]
 
@@ -123,10 +123,6 @@ class Measured:
     @property
     def holds(self) -> bool:
         return all(bar.holds for bar in self.bars)
-
-
-def _just(value: float) -> Estimate:
-    return Estimate(value, value, value, 1.0)
 
 
 def worst(values: Sequence[float]) -> Estimate:

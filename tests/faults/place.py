@@ -15,11 +15,11 @@ import time
 from calendar import timegm
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 from bench.harness.services import ANY_PORT
 from bench.relay.link import RelayLink
 from orchestrator.store import StoredSession
+from tests.faults.matrix import LINKS
 from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.stack import read_log
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -32,39 +32,12 @@ LOGGED = ("--log-format", "json", "--log-level", "info")
 HTTP = ("--http", ANY_PORT)
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """The relays: of clients to `apart`, of `apart` to verifier and log, of `drafting` to the drafter, of the drafter
-    that dials `hub`, of verifiers, drafter and `second` to the registry.
-    """
-
-    client: RelayLink
-    http: RelayLink
-    verifier: RelayLink
-    drafter: RelayLink
-    joined: RelayLink
-    redis: RelayLink
-    registry: RelayLink
-
-    def of(self, where: str) -> RelayLink:
-        """The one that a cell of the matrix is about."""
-        return {
-            "client-orchestrator": self.client,
-            "HTTP client-orchestrator": self.http,
-            "orchestrator-verifier": self.verifier,
-            "orchestrator-drafter": self.drafter,
-            "drafter-orchestrator": self.joined,
-            "orchestrator-Redis": self.redis,
-            "services-registry": self.registry,
-        }[where]
-
-    @property
-    def all(self) -> tuple[RelayLink, ...]:
-        return (self.client, self.http, self.verifier, self.drafter, self.joined, self.redis, self.registry)
-
-
 class Place:
-    """All processes; owned by `place`. `over_http`: where `apart` (through its relay) and `second` are called so."""
+    """All processes; owned by `place`. `over_http`: where `apart` (through its relay) and `second` are called so.
+
+    `lines`: the relays, by the places of the matrix: of clients to `apart`, of `apart` to verifier and log, of
+    `drafting` to the drafter, of the drafter that dials `hub`, of verifiers, drafter and `second` to the registry.
+    """
 
     def __init__(
         self,
@@ -105,7 +78,8 @@ class Place:
         )
         self.joined = owned.start("draft", draft, "--connect", joined.address, "--grace", GRACE_S, *words)
         self.joined.ready()
-        self.lines = Lines(client, http, verifier, drafter, joined, redis, registry)
+        relays = client, http, verifier, drafter, joined, redis, registry
+        self.lines = dict(zip(LINKS, relays, strict=True))
         self.over_http = [http.address, self.second.http]
 
     def _orchestrate(self, verifiers: list[str], redis: str, *more: str) -> ServiceProcess:
@@ -125,7 +99,7 @@ class Place:
     def mend(self) -> None:
         """Start again what has ended, wake what was stopped; no link is cut or held any more."""
         self.redis.mend()
-        for link in self.lines.all:
+        for link in self.lines.values():
             link.stall(0.0)
         ended = [service for service in self.services if not service.lives]
         for service in ended:

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness import machine
-from bench.harness.interval import Estimate
-from bench.harness.report import Bar, at_least, at_most
+from bench.harness.report import Bar, at_least, exactly, none_of
 from bench.vllm import server
 from tests.faults.matrix import CELLS
 
@@ -73,7 +72,7 @@ def of_matrix(ends: Mapping[str, Ended], _asked: int) -> dict[str, object]:
     """The rows of the failover matrix that hold, and all tests beside them."""
     by_end = _by_end(ends)
     rows = {of: sum(test.startswith(prefix) for test in by_end[PASSED]) for of, prefix in ROWS.items()}
-    hold = [at_least(f"rows that hold with {of}", _just(count), len(CELLS)) for of, count in rows.items()]
+    hold = [at_least(f"rows that hold with {of}", exactly(count), len(CELLS)) for of, count in rows.items()]
     return {
         "name": "faults",
         "bars": [asdict(bar) for bar in (*hold, *_bars(by_end))],
@@ -87,7 +86,7 @@ def of_matrix(ends: Mapping[str, Ended], _asked: int) -> dict[str, object]:
 def of_vllm(ends: Mapping[str, Ended], asked: int) -> dict[str, object]:
     """Every test, and the versions that ran. A run that was stopped has fewer tests that hold than it should."""
     by_end = _by_end(ends)
-    hold = at_least("tests that hold", _just(len(by_end[PASSED])), asked)
+    hold = at_least("tests that hold", exactly(len(by_end[PASSED])), asked)
     return {
         "name": "vllm_tests",
         "bars": [asdict(bar) for bar in (hold, *_bars(by_end))],
@@ -101,11 +100,4 @@ def _by_end(ends: Mapping[str, Ended]) -> dict[str, list[str]]:
 
 
 def _bars(by_end: Mapping[str, list[str]]) -> list[Bar]:
-    return [
-        at_most("tests that failed", _just(len(by_end[FAILED])), 0),
-        at_most("tests left out", _just(len(by_end[SKIPPED])), 0),
-    ]
-
-
-def _just(value: float) -> Estimate:
-    return Estimate(value, value, value, 1.0)
+    return [none_of("tests that failed", len(by_end[FAILED])), none_of("tests left out", len(by_end[SKIPPED]))]

@@ -173,9 +173,9 @@ def addresses(place: Place, cell: Cell) -> list[str]:
     """The client's addresses: with a second orchestrator where one must take over."""
     match cell.where, cell.fault:
         case "client-orchestrator", "reset":
-            return [place.lines.client.address]
+            return [place.lines[CLIENTS_LINE].address]
         case "client-orchestrator", _:
-            return [place.lines.client.address, place.second.address]
+            return [place.lines[CLIENTS_LINE].address, place.second.address]
         case "HTTP client-orchestrator", "reset":
             return place.over_http[:1]
         case "HTTP client-orchestrator", _:
@@ -219,7 +219,7 @@ def hurt(place: Place, cell: Cell, stopped_s: float = STOPPED_S) -> None:
 
 
 def _hurt_link(place: Place, cell: Cell, stopped_s: float) -> None:
-    link = place.lines.of(cell.where)
+    link = place.lines[cell.where]
     match cell.fault:
         case "cut":
             link.cut(CUT_S)
@@ -273,9 +273,8 @@ def _leave_redis_away(place: Place) -> None:
 # When whoever has to deal with a fault first knew of it, by its own words
 
 # Of the one drafter that has dialled in, of the log, of the registry.
-LEFT, NO_LOG, NO_REGISTRY = (
-    re.compile(form) for form in (" has left: ", ": the log (does not|has lost)", "; what is known stays in use$")
-)
+FORMS = " has left: ", ": the (session )?log (does not|has lost)", "; what is known stays in use$"
+LEFT, NO_LOG, NO_REGISTRY = map(re.compile, FORMS)
 
 
 def noticed(place: Place, cell: Cell, streams: Sequence[Stream], moment: float) -> float | None:
@@ -304,12 +303,12 @@ def _sign(place: Place, cell: Cell) -> re.Pattern[str]:
 
 def _victim(place: Place, cell: Cell) -> str:
     """The address under which the noticing party dialled the lost one."""
-    lines = place.lines
     if "-" in cell.where:
-        return lines.of(cell.where).address
+        return place.lines[cell.where].address
     if cell.where == "drafter":
-        return lines.drafter.address
-    return (lines.verifier if serving(place, cell) is place.apart else place.verifiers[0]).address
+        return place.lines["orchestrator-drafter"].address
+    apart = serving(place, cell) is place.apart
+    return (place.lines["orchestrator-verifier"] if apart else place.verifiers[0]).address
 
 
 def serving(place: Place, cell: Cell) -> ServiceProcess:

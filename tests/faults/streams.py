@@ -11,11 +11,14 @@ from functools import cache
 from types import TracebackType
 from typing import Self, Unpack
 
+import grpc
+
+from orchestrator.store import StoredSession
 from specwire.client import Chunk, Client, Event, Finished, SpecwireError, Started
 from specwire.client.requests import RequestOptions
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Outcome
+from specwire.core.messages import FinishReason, Outcome
 from specwire.lm import Feed, load_model
 
 LIMIT_S = 120.0
@@ -151,6 +154,29 @@ class Stream:
         while not self.over:
             self.take()
         return self.tokens
+
+    def check_whole(self, expected: list[int]) -> None:
+        """Read to its end, which is as asked: a scripted model's tokens, each once, and the text that they make."""
+        assert self.rest() == expected
+        assert self.error is None
+        assert self.text == " ".join(map(str, expected))
+        assert self.finished is not None
+        assert self.finished.reason is FinishReason.LENGTH
+        assert self.finished.stats.output_tokens == len(expected)
+
+    def failure(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> str:
+        """Read to its end, which is this status; its message."""
+        self.rest()
+        assert self.error is not None
+        assert self.error.code is code
+        return self.error.message
+
+    def check_logged(self, log: StoredSession | None) -> None:
+        """The log says no less and no more than what was read to its end."""
+        assert log is not None
+        assert self.finished is not None
+        assert (list(log.tokens), list(log.outcomes)) == (self.tokens, self.outcomes)
+        assert log.reason is self.finished.reason
 
     def pause_since(self, moment: float) -> float:
         """Seconds of the longest wait for a chunk among those that came after `moment`."""

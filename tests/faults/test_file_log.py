@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from specwire.core.messages import FinishReason
 from tests.faults.parts import ServiceProcess
 from tests.faults.stack import PLAIN, Stack, read_log
 from tests.faults.streams import Stream, plain
@@ -35,22 +34,6 @@ def boxed(healthy: Stack, log: Path, *more: str) -> Iterator[ServiceProcess]:
         serving.kill()
 
 
-def assert_whole(stream: Stream) -> None:
-    assert stream.rest() == plain(PLAIN, LENGTH)
-    assert stream.error is None
-    assert stream.text == " ".join(map(str, stream.tokens))
-    assert stream.finished is not None
-    assert stream.finished.reason is FinishReason.LENGTH
-
-
-def assert_kept(stream: Stream, log: Path) -> None:
-    """The file says the same, once no process has it."""
-    kept = read_log(f"file:{log}", stream.session_id)
-    assert kept is not None
-    assert (list(kept.tokens), list(kept.outcomes)) == (stream.tokens, stream.outcomes)
-    assert kept.reason is FinishReason.LENGTH
-
-
 @pytest.mark.parametrize("level", ["file", "file-fsync"])
 def test_killed_again_and_again(healthy: Stack, tmp_path: Path, level: str) -> None:
     log = tmp_path / "log"
@@ -60,9 +43,9 @@ def test_killed_again_and_again(healthy: Stack, tmp_path: Path, level: str) -> N
                 stream.until(length)
                 serving.restart()
                 serving.ready()
-            assert_whole(stream)
+            stream.check_whole(plain(PLAIN, LENGTH))
         assert len(stream.breaks) >= 3
-    assert_kept(stream, log)
+    stream.check_logged(read_log(f"file:{log}", stream.session_id))
 
 
 def test_a_full_disk_pauses_the_text(healthy: Stack, tmp_path: Path) -> None:
@@ -78,9 +61,9 @@ def test_a_full_disk_pauses_the_text(healthy: Stack, tmp_path: Path) -> None:
             stream.until_quiet(QUIET_S)
             assert eventually(lambda: "the session log takes no writes: its file cannot be written" in serving.said())
             resource.prlimit(pid, limited, (soft, hard))
-            assert_whole(stream)
+            stream.check_whole(plain(PLAIN, LENGTH))
             assert eventually(lambda: "the session log takes writes again" in serving.said())
-    assert_kept(stream, log)
+    stream.check_logged(read_log(f"file:{log}", stream.session_id))
 
 
 @contextmanager
@@ -107,16 +90,5 @@ def test_a_disk_that_takes_nothing_pauses_the_text(healthy: Stack, tmp_path: Pat
         with failing_fsync(serving.process.pid):
             assert eventually(lambda: "takes no writes: its file cannot be written" in serving.said())
             stream.until_quiet(QUIET_S)
-        assert_whole(stream)
-    assert_kept(stream, log)
-
-
-def test_a_second_process_is_refused(healthy: Stack, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with boxed(healthy, log) as serving:
-        peers = ("--verifier", healthy.verifier.address, "--redis-url", f"file:{log}")
-        code, out, said = healthy.parts.run("-m", "deploy", "orchestrate", *peers)
-        why = f"specwire orchestrate: error: redis-url: cannot use file:{log}: another process has it"
-        assert (code, out, said.splitlines()[-1]) == (1, "", why)
-        with Stream(serving.address, max_tokens=20) as stream:
-            assert stream.rest() == plain(PLAIN, 20)
+        stream.check_whole(plain(PLAIN, LENGTH))
+    stream.check_logged(read_log(f"file:{log}", stream.session_id))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store import StoredSession
-from specwire.core.messages import FinishReason
 from tests.faults.matrix import (
     CELLS,
+    CLIENTS_LINE,
+    HTTP_LINE,
     LINK_FAULTS,
     LINKS,
     PARTIES,
@@ -26,7 +26,6 @@ from tests.faults.matrix import (
 from tests.faults.parts import ServiceProcess
 from tests.faults.place import Place, place
 from tests.faults.scene import DRAFT, TARGET, Manner, Scene, addresses, serving
-from tests.faults.streams import Stream
 
 HERE = Path(__file__).resolve().parent
 # On a busy machine the automatic plan may be right to do without a drafter that starts slowly, for a whole text; cells
@@ -78,18 +77,10 @@ def check(played: Place, cell: Cell) -> None:
         assert list(log.tokens[: len(expected)]) == expected
         assert log.fence > fence if is_claimed(cell) else log.fence == fence or may_be_claimed(cell)
         if not scene.left:
-            assert_ended(stream, log)
+            stream.check_whole(expected)
+            stream.check_logged(log)
     for service in played.services:
         assert "Traceback" not in service.said()
-
-
-def assert_ended(stream: Stream, log: StoredSession) -> None:
-    """As asked, with the text that its tokens make; the log says no less and no more."""
-    assert stream.finished is not None
-    assert stream.finished.reason is log.reason is FinishReason.LENGTH
-    assert stream.finished.stats.output_tokens == len(stream.tokens)
-    assert stream.text == " ".join(map(str, stream.tokens))
-    assert (list(log.tokens), list(log.outcomes)) == (stream.tokens, stream.outcomes)
 
 
 def is_claimed(cell: Cell) -> bool:
@@ -112,8 +103,8 @@ def test_only_cells_about_drafters_go_by_a_fixed_plan(running: Place) -> None:
 
 def reached_at(running: Place, orchestrator: ServiceProcess) -> set[str]:
     """Its own addresses, and the relays to it."""
-    relayed = {running.lines.client.address, running.lines.http.address} if orchestrator is running.apart else set()
-    return {orchestrator.address, orchestrator.http, *relayed}
+    relayed = (CLIENTS_LINE, HTTP_LINE) if orchestrator is running.apart else ()
+    return {orchestrator.address, orchestrator.http, *(running.lines[where].address for where in relayed)}
 
 
 # The table

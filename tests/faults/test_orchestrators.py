@@ -39,21 +39,6 @@ def both(healthy: Stack, second: ServiceProcess) -> list[str]:
     return [healthy.orchestrator.address, second.address]
 
 
-def assert_whole(healthy: Stack, stream: Stream, expected: list[int]) -> None:
-    """All tokens, each once, the text that they make, and a log that says the same."""
-    assert stream.rest() == expected
-    assert stream.error is None
-    assert stream.text == " ".join(map(str, expected))
-    assert stream.finished is not None
-    assert stream.finished.reason is FinishReason.LENGTH
-    assert stream.finished.text_length == len(stream.text)
-    assert stream.finished.stats.output_tokens == len(expected)
-    log = healthy.log(stream.session_id)
-    assert list(log.tokens) == expected
-    assert list(log.outcomes) == stream.outcomes
-    assert log.reason is FinishReason.LENGTH
-
-
 def test_the_end_of_the_text_survives(healthy: Stack, second: ServiceProcess) -> None:
     """A stop string is found across the place where the text changed hands, max_tokens and the offsets hold."""
     expected = plain(PLAIN, LENGTH)
@@ -81,7 +66,10 @@ def test_split_brain(healthy: Stack, second: ServiceProcess) -> None:
             assert eventually(lambda: healthy.logged(stays.session_id) >= before.length + 200)
         finally:
             healthy.orchestrator.send(signal.SIGCONT)
-        assert_whole(healthy, stays, plain(PLAIN, long))
+        stays.check_whole(plain(PLAIN, long))
+        assert stays.finished is not None
+        assert stays.finished.text_length == len(stays.text)
+        stays.check_logged(healthy.log(stays.session_id))
         taking.result(LIMIT_S)
     assert healthy.log(stays.session_id).fence > before.fence
     assert "Traceback" not in healthy.orchestrator.said()
@@ -102,9 +90,7 @@ def test_nobody_is_left(healthy: Stack) -> None:
     with Stream(healthy.orchestrator.address, patience=2.0, max_tokens=LENGTH) as stream:
         stream.until(100)
         healthy.orchestrator.kill()
-        stream.rest()
-    assert stream.error is not None
-    assert stream.error.code is grpc.StatusCode.UNAVAILABLE
+        stream.failure()
     healthy.mend()
     with Client(healthy.orchestrator.address) as client:
         events = list(client.watch(stream.session_id, 3 + len(stream.tokens)))

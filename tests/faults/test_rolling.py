@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from specwire.core.messages import FinishReason
 from tests.faults.http_streams import HttpStream
 from tests.faults.parts import Parts, ServiceProcess, check_keys_expire, check_ports_are_free, parts
 from tests.faults.stack import DRAFT, PLAIN, TARGET
@@ -47,10 +46,7 @@ class Load:
         while not self._stopping.is_set():
             prompt = (number + 2, self.done % 60)
             with kind(_from(self._addresses[kind], number), prompt, LIMIT_S, max_tokens=LENGTH) as stream:
-                tokens = stream.rest()
-                assert stream.error is None
-                assert stream.finished is not None
-                assert (stream.finished.reason, tokens) == (FinishReason.LENGTH, plain(PLAIN, LENGTH, prompt))
+                stream.check_whole(plain(PLAIN, LENGTH, prompt))
             with self._counted:
                 self.done += 1
                 self._counted.notify_all()

@@ -117,12 +117,7 @@ def together(address: str, many: Sequence[Asked], drafting: bool = True) -> list
 
 def options_of(one: Asked, length: int, drafting: bool = True) -> RequestOptions:
     return RequestOptions(
-        max_tokens=length,
-        temperature=one.temperature,
-        seed=one.seed,
-        ignore_eos=True,
-        drafting=drafting,
-        ngram=False,
+        max_tokens=length, temperature=one.temperature, seed=one.seed, ignore_eos=True, drafting=drafting, ngram=False
     )
 
 

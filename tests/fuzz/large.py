@@ -21,22 +21,14 @@ from hypothesis import strategies as st
 
 from specwire.core.invalid import MOST_PARTS
 from specwire.core.law.sampling import Sampling
-from specwire.v1 import common_pb2, draft_pb2, generation_pb2, registry_pb2, status_pb2, verify_pb2
+from specwire.v1 import common_pb2, draft_pb2, generation_pb2, registry_pb2, verify_pb2
 from tests.faults.streams import PROMPT
 from tests.fuzz.http import HEALTH, answer_of
-from tests.fuzz.messages import Values
+from tests.fuzz.messages import METHODS, Values, path_of
 from tests.fuzz.numbers import deciding, drafting
 from tests.fuzz.requests import POSTED, Raw, written
 from tests.fuzz.services import LIMIT_S, Services
 
-SERVICES = [
-    *generation_pb2.DESCRIPTOR.services_by_name.values(),
-    *status_pb2.DESCRIPTOR.services_by_name.values(),
-    *verify_pb2.DESCRIPTOR.services_by_name.values(),
-    *draft_pb2.DESCRIPTOR.services_by_name.values(),
-    *registry_pb2.DESCRIPTOR.services_by_name.values(),
-]
-METHODS = {f"{service.name}/{method.name}": method for service in SERVICES for method in service.methods}
 # Parts of a field that has nothing but these; a bit less than a message may have, beside what else is in it.
 PARTS = MOST_PARTS - 4096
 TEXT_BYTES = 4 << 20
@@ -64,8 +56,7 @@ def beside(fingerprint: str) -> Mapping[str, Message]:
         draft_pb2.JoinRequest(model=model),
         registry_pb2.FollowRequest(role=registry_pb2.SERVICE_ROLE_VERIFIER),
         verify_pb2.ConnectVerifyResponse(
-            opened=[verify_pb2.Opened(handle=HANDLE, attach=1, position=len(PROMPT))],
-            verdicts=[verdict],
+            opened=[verify_pb2.Opened(handle=HANDLE, attach=1, position=len(PROMPT))], verdicts=[verdict]
         ),
         common_pb2.Refused(handle=HANDLE, code=13),
         draft_pb2.ConnectDraftResponse(opened=[draft_pb2.OpenedDraft(handle=HANDLE)]),
@@ -223,7 +214,7 @@ def _posted(path: str, body: Mapping[str, Any]) -> bytes:
 
 
 # Seconds for which a stream is read that goes on for ever where nothing of it is refused.
-FOLLOWED, FOLLOWED_S = ("RegistryService",), 2.0
+FOLLOWED, FOLLOWED_S = "RegistryService.Follow", 2.0
 
 
 def requests(fingerprint: str) -> Values:
@@ -255,19 +246,12 @@ def _told(services: Services, asked: Large, data: bytes) -> str:
     if asked.method.startswith("/"):
         answer = answer_of(services.http, Raw(data, whole=True))
         return "CLOSED" if answer is None else str(answer[0])
-    service, method = asked.method.split("/")[0], METHODS[asked.method]
-    known = {
-        "VerifyService": services.verifier,
-        "DraftService": services.drafter,
-        "RegistryService": services.registry,
-    }
-    address, limit_s = known.get(service, services.orchestrator), FOLLOWED_S if service in FOLLOWED else LIMIT_S
+    method, limit_s = METHODS[asked.method], FOLLOWED_S if asked.method == FOLLOWED else LIMIT_S
     services.pardon()
-    with services.channel(address) as channel:
-        path = f"/{method.containing_service.full_name}/{method.name}"
+    with services.channel(services.address_of(asked.method)) as channel:
         sent = iter([data]) if method.client_streaming else data
         make = channel.stream_stream if method.client_streaming else channel.unary_stream  # unary: a stream of one
-        call: Any = make(path, bytes, bytes)
+        call: Any = make(path_of(asked.method), bytes, bytes)
         try:
             list(call(sent, timeout=limit_s))
         except grpc.RpcError as error:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specwire.v1 import draft_pb2, generation_pb2, registry_pb2, status_pb2, verify_pb2
+
+# Of all services, by SERVICE.METHOD.
+SERVICES = [
+    service
+    for module in (generation_pb2, verify_pb2, draft_pb2, status_pb2, registry_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+]
+METHODS: dict[str, MethodDescriptor] = {
+    f"{service.name}.{method.name}": method for service in SERVICES for method in service.methods
+}
 M = TypeVar("M", bound=Message)
 Values = st.SearchStrategy[Any]
 Pools = Mapping[str, Values]
@@ -42,6 +54,22 @@ def of_type(field: FieldDescriptor) -> Values:
     if field.type == kind.TYPE_STRING:
         return st.one_of(st.text(max_size=20), st.sampled_from(["", "\0", "é" * 5000, "{}", "../x"]))
     return st.binary(max_size=20)
+
+
+def try_examples(strategy: Values, call: Callable[[Any], object], examples: int) -> None:
+    """Call it with so many of what `strategy` makes."""
+
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    @given(strategy)
+    def try_one(value: Any) -> None:
+        call(value)
+
+    try_one()
+
+
+def path_of(method: str) -> str:
+    """As gRPC calls it."""
+    return f"/{METHODS[method].containing_service.full_name}/{METHODS[method].name}"
 
 
 # Of 32 fields, how many are nonsense or left out: a message that is all plausible gets farthest.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from specwire.core.law.sampling import Sampling
@@ -48,8 +48,8 @@ class NumberField(NamedTuple):
         return ".".join(self.path)
 
 
-def numbers(kind: Descriptor, path: Path = ()) -> Iterator[NumberField]:
-    """All of a kind's, those of its parts among them; a kind within itself once."""
+def numbers(kind: Any, path: Path = ()) -> Iterator[NumberField]:
+    """All of a kind's, by its descriptor, those of its parts among them; a kind within itself once."""
     for field in kind.fields:
         place = (*path, field.name)
         if field.message_type is not None:

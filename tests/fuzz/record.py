@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import machine
-from bench.harness.interval import Estimate
-from bench.harness.report import Bar, at_least, at_most
+from bench.harness.report import Bar, at_least, at_most, exactly, none_of
 
 OUT = Path(__file__).resolve().parents[2] / "bench" / "results" / "fuzz.json"
 # What docs/SECURITY.md promises of a run that is recorded.
@@ -57,10 +56,10 @@ class Record:
     def bars(self) -> list[Bar]:
         """How long it took is one, so that a short run is not taken for a whole one."""
         return [
-            at_least("minutes", _just(self.minutes), MINUTES),
-            at_most("findings", _just(len(self.findings)), 0),
-            at_most("growth of memory after the first round, MiB", _just(self.growth_mib), MOST_GROWTH_MIB),
-            at_most("longest wait of another tenant, ms", _just(self.longest[1]), MOST_WAIT_MS),
+            at_least("minutes", exactly(self.minutes), MINUTES),
+            none_of("findings", len(self.findings)),
+            at_most("growth of memory after the first round, MiB", exactly(self.growth_mib), MOST_GROWTH_MIB),
+            at_most("longest wait of another tenant, ms", exactly(self.longest[1]), MOST_WAIT_MS),
         ]
 
     @property
@@ -86,10 +85,6 @@ class Record:
         """ran_on, commit: as `bench.harness.machine` said at the start."""
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({**self.results(), "machine": ran_on, "commit": commit}, indent=1) + "\n")
-
-
-def _just(value: float) -> Estimate:
-    return Estimate(value, value, value, 1.0)
 
 
 def _target(name: str, tally: Counter[str]) -> dict[str, Any]:

@@ -229,6 +229,11 @@ class Services:
         self._thread.join(LIMIT_S)
         self._loop.close()
 
+    def address_of(self, method: str) -> str:
+        """Where this method, SERVICE.METHOD, is served."""
+        at = {"VerifyService": self.verifier, "DraftService": self.drafter, "RegistryService": self.registry}
+        return at.get(method.partition(".")[0], self.orchestrator)
+
     def channel(self, address: str) -> grpc.Channel:
         return open_blocking_channel(address)
 

@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 from specwire.core.text import hash_of
 from specwire.rpc.errors import code_of
-from specwire.v1 import common_pb2, draft_pb2, generation_pb2, status_pb2, verify_pb2
+from specwire.v1 import common_pb2, draft_pb2, generation_pb2
 from tests.faults.streams import PROMPT
-from tests.fuzz.messages import Pools, Values, encoded, messages
+from tests.fuzz.messages import METHODS, Pools, Values, encoded, messages, path_of
 from tests.fuzz.services import CONTEXT, LIMIT_S, OURS, VOCABULARY, Services
 from tests.fuzz.talks import (
     EPOCH,
@@ -40,7 +39,6 @@ DESCRIBED = ("architecture", "dtype", "device", "runtime", "weights_fingerprint"
 MOST_ANSWERS = 6
 LINGER_S = 0.01
 MOST_MESSAGES = 4
-DELETED, INFO = "DeleteSessionResponse", "GetServerInfoResponse"
 
 tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=CONTEXT - 8)
 small = st.integers(0, 8)
@@ -144,17 +142,14 @@ def pools(services: Services) -> Pools:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A method: `strategy` makes the bytes of what is sent on one call.
+    """A method, of METHODS: `strategy` makes the bytes of what is sent on one call.
 
     beside: a session runs meanwhile, which may hear of it, and writes the target's text.
     """
 
     name: str
     address: str
-    method: str
     strategy: Values
-    answer: type[Message]
-    streams: bool
     beside: bool = False
 
     def call(self, services: Services, data: list[bytes]) -> Counter[str]:
@@ -183,9 +178,10 @@ class Target:
             completed.result(LIMIT_S)
 
     def _codes(self, channel: grpc.Channel, data: list[bytes], seen: Counter[str]) -> Iterator[grpc.StatusCode]:
-        make = channel.stream_stream if self.streams else channel.unary_stream
-        method: Any = make(self.method, bytes, self.answer.FromString)
-        call = method(lingering(data) if self.streams else data[0], timeout=LIMIT_S)
+        kind = METHODS[self.name]
+        make = channel.stream_stream if kind.client_streaming else channel.unary_stream
+        method: Any = make(path_of(self.name), bytes, GetMessageClass(kind.output_type).FromString)
+        call = method(lingering(data) if kind.client_streaming else data[0], timeout=LIMIT_S)
         try:
             for count, answer in enumerate(call, 1):
                 seen.update(field.name for field, _ in answer.ListFields())
@@ -206,78 +202,28 @@ def lingering(data: list[bytes]) -> Iterator[bytes]:
     time.sleep(LINGER_S)
 
 
+# The registry's callers follow it for ever: of them `tests.fuzz.large` asks.
+NAMES = [name for name in METHODS if not name.startswith("RegistryService.")]
+
+
 def targets(services: Services) -> list[Target]:
     """Every method that takes a message. A unary answer is read as a stream of one."""
     known = pools(services)
-    make = partial(_target, services, known)
-    hub = _joining(known)
-    return [
-        make(
-            *("orchestrator", "GenerationService", "Generate", generation_pb2.GenerateRequest, "GenerateResponse"),
-            begins=asking(known),
-        ),
-        make("orchestrator", "GenerationService", "Watch", generation_pb2.WatchRequest, "WatchResponse"),
-        make("orchestrator", "GenerationService", "GetSession", generation_pb2.GetSessionRequest, "GetSessionResponse"),
-        make("orchestrator", "GenerationService", "Cancel", generation_pb2.CancelRequest, "CancelResponse"),
-        make(
-            "verifier",
-            "VerifyService",
-            "Connect",
-            verify_pb2.ConnectVerifyRequest,
-            "ConnectVerifyResponse",
-            True,
-            deciding(known),
-        ),
-        make("verifier", "VerifyService", "Score", verify_pb2.ScoreRequest, "ScoreResponse"),
-        make("verifier", "VerifyService", "GetModelInfo", common_pb2.GetModelInfoRequest, "GetModelInfoResponse"),
-        make(
-            "drafter",
-            "DraftService",
-            "Connect",
-            draft_pb2.ConnectDraftRequest,
-            "ConnectDraftResponse",
-            True,
-            drafting(known),
-        ),
-        make("drafter", "DraftService", "GetModelInfo", common_pb2.GetModelInfoRequest, "GetModelInfoResponse"),
-        Target(
-            "DraftHubService.Join",
-            services.orchestrator,
-            "/specwire.v1.DraftHubService/Join",
-            hub,
-            draft_pb2.JoinResponse,
-            True,
-            beside=True,
-        ),
-        make("orchestrator", "StatusService", "GetStatus", status_pb2.GetStatusRequest, "GetStatusResponse"),
-        make("orchestrator", "GenerationService", "DeleteSession", generation_pb2.DeleteSessionRequest, DELETED),
-        make("orchestrator", "GenerationService", "GetServerInfo", generation_pb2.GetServerInfoRequest, INFO),
-        make("orchestrator", "GenerationService", "ScoreText", generation_pb2.ScoreTextRequest, "ScoreTextResponse"),
-    ]
+    # What a call may begin with that is more than plausible.
+    begins = {
+        "GenerationService.Generate": asking(known),
+        "VerifyService.Connect": deciding(known),
+        "DraftService.Connect": drafting(known),
+    }
+    return [_target(services, known, name, begins.get(name)) for name in NAMES]
 
 
-MODULES = (common_pb2, draft_pb2, generation_pb2, status_pb2, verify_pb2)
-
-
-def _target(
-    services: Services,
-    known: Pools,
-    at: str,
-    service: str,
-    method: str,
-    kind: type[Message],
-    answer: str,
-    streams: bool = False,
-    begins: Values | None = None,
-) -> Target:
-    """begins: what a call may begin with that is more than plausible."""
-    reply: type[Message] = next(getattr(module, answer) for module in MODULES if hasattr(module, answer))
-    each = encoded(kind, known)
-    data = st.lists(each, min_size=1, max_size=MOST_MESSAGES) if streams else st.tuples(each).map(list)
-    data = data if begins is None else st.one_of(data, begins)
-    return Target(
-        f"{service}.{method}", getattr(services, at), f"/specwire.v1.{service}/{method}", data, reply, streams
-    )
+def _target(services: Services, known: Pools, name: str, begins: Values | None) -> Target:
+    method, is_hub = METHODS[name], name == "DraftHubService.Join"
+    each = encoded(GetMessageClass(method.input_type), known)
+    data = st.lists(each, min_size=1, max_size=MOST_MESSAGES) if method.client_streaming else st.tuples(each).map(list)
+    data = _joining(known) if is_hub else data if begins is None else st.one_of(data, begins)
+    return Target(name, services.address_of(name), data, beside=is_hub)
 
 
 @st.composite

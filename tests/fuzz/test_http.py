@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from unittest.mock import MagicMock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from starlette.routing import Route
 
 from orchestrator.http.app import routed
 from tests.fuzz.http import tell, tell_figures, tell_flood, tell_template
-from tests.fuzz.requests import GOT, POSTED, Flood, Raw, endpoints, figures, floods, sources
+from tests.fuzz.messages import try_examples
+from tests.fuzz.requests import GOT, POSTED, Flood, endpoints, figures, floods, sources
 from tests.fuzz.services import Services, services
 
 EXAMPLES = 30
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 ENDPOINTS = endpoints()
 
 
@@ -38,22 +38,12 @@ def test_every_endpoint_is_a_target() -> None:
 
 @pytest.mark.parametrize("name", list(ENDPOINTS))
 def test_whatever_it_is_sent_it_serves_on(running: Services, name: str) -> None:
-    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
-    @given(ENDPOINTS[name])
-    def send(raw: Raw) -> None:
-        tell(running, name, raw)
-
-    send()
+    try_examples(ENDPOINTS[name], partial(tell, running, name), EXAMPLES)
     running.check()
 
 
 def test_no_flood_costs_much_nor_anybody_else_a_wait(running: Services) -> None:
-    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
-    @given(floods())
-    def send(flood: Flood) -> None:
-        tell_flood(running, flood)
-
-    send()
+    try_examples(floods(), partial(tell_flood, running), EXAMPLES)
     running.check()
 
 
@@ -74,20 +64,10 @@ def test_a_body_of_many_values(running: Services, unit: bytes) -> None:
 
 
 def test_no_chat_template_harms_anybody_else(running: Services) -> None:
-    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
-    @given(sources)
-    def render(source: str) -> None:
-        tell_template(running, source)
-
-    render()
+    try_examples(sources, partial(tell_template, running), EXAMPLES)
     running.check()
 
 
 def test_the_listener_for_figures_serves_on_too(running: Services) -> None:
-    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
-    @given(figures())
-    def send(raw: Raw) -> None:
-        tell_figures(running, raw)
-
-    send()
+    try_examples(figures(), partial(tell_figures, running), EXAMPLES)
     running.check()

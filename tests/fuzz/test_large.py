@@ -28,7 +28,8 @@ from orchestrator.server import RunningOrchestrator
 from specwire.client import AsyncClient, SpecwireError
 from specwire.core.invalid import MOST_PARTS
 from specwire.rpc.channel import channel_options, server_options
-from tests.fuzz.large import HANDLE, METHODS, beside, large_bodies, large_messages
+from tests.fuzz.large import HANDLE, beside, large_bodies, large_messages
+from tests.fuzz.messages import METHODS, path_of
 from tests.fuzz.services import OURS, TEMPLATE
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, Stack, plain, stack
 from tests.ports import free_address
@@ -75,10 +76,6 @@ def counted_turns() -> Iterator[Turns]:
         yield found
 
 
-def path_of(method: str) -> str:
-    return f"/{METHODS[method].containing_service.full_name}/{METHODS[method].name}"
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What a service is asked.
 
@@ -89,7 +86,7 @@ def address_of(parts: Stack, registry: RunningRegistry, method: str) -> str:
         "DraftService": parts.drafters[0].address,
         "RegistryService": registry.address,
     }
-    return at.get(method.partition("/")[0], parts.orchestrator.address)
+    return at.get(method.partition(".")[0], parts.orchestrator.address)
 
 
 @asynccontextmanager

@@ -7,12 +7,11 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, cycle
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import grpc
 import pytest
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from orchestrator.peers.peer import DrafterPeer, Peer, VerifierPeer
@@ -20,6 +19,7 @@ from specwire.client import Completion, SpecwireError
 from specwire.core.law.sampling import Sampling
 from specwire.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from tests.fuzz.http import tell
+from tests.fuzz.messages import METHODS
 from tests.fuzz.numbers import NumberField, asking, deciding, drafting, numbers, put, put_into
 from tests.fuzz.requests import Raw
 from tests.fuzz.services import VOCABULARY, Failures, Services, services
@@ -33,10 +33,6 @@ SAMPLING = Sampling(temperature=0.9, seed=3, logprobs=1)
 def running() -> Iterator[Services]:
     with services() as started:
         yield started
-
-
-def fields(kind: type[Message], *without: str) -> list[NumberField]:
-    return [each for each in numbers(cast(Descriptor, kind.DESCRIPTOR)) if each.path[0] not in without]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -68,55 +64,32 @@ def of_hub(running: Services, field: NumberField) -> list[list[Message]]:
     return [[hello, put(draft_pb2.JoinRequest(), field.path, value)] for value in field.values]
 
 
-def of_orchestrator(_: Services, field: NumberField) -> list[list[Message]]:
-    return [[put(asking(), field.path, value)] for value in field.values]
+def each_alone(request: Callable[[Services], Message]) -> Made:
+    """A call for each value."""
+    return lambda running, field: [[put(request(running), field.path, value)] for value in field.values]
 
 
-def of_scores(running: Services, field: NumberField) -> list[list[Message]]:
-    request = verify_pb2.ScoreRequest(tokens=[1, 2, 3], from_position=1, top=1, others=[{"tokens": [2]}])
-    return [[put(request, field.path, value)] for value in field.values]
-
-
-def of_watch(running: Services, field: NumberField) -> list[list[Message]]:
-    request = generation_pb2.WatchRequest(session_id=running.sessions[0])
-    return [[put(request, field.path, value)] for value in field.values]
-
-
-def of_texts(_: Services, field: NumberField) -> list[list[Message]]:
-    part = generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=[1, 2]))
-    request = generation_pb2.ScoreTextRequest(prefix=part, continuations=[generation_pb2.ScoredText(parts=[part])])
-    return [[put(request, field.path, value)] for value in field.values]
-
-
+PART = generation_pb2.TextPart(tokens=generation_pb2.TokenIds(ids=[1, 2]))
+SCORED = verify_pb2.ScoreRequest(tokens=[1, 2, 3], from_position=1, top=1, others=[{"tokens": [2]}])
+TEXTS = generation_pb2.ScoreTextRequest(prefix=PART, continuations=[generation_pb2.ScoredText(parts=[PART])])
 Made = Callable[[Services, NumberField], list[list[Message]]]
-ASKED: dict[str, tuple[type[Message], Made]] = {
-    "VerifyService.Connect": (verify_pb2.ConnectVerifyRequest, of_verifier),
-    "VerifyService.Score": (verify_pb2.ScoreRequest, of_scores),
-    "DraftService.Connect": (draft_pb2.ConnectDraftRequest, of_drafter),
-    "DraftHubService.Join": (draft_pb2.JoinRequest, of_hub),
-    "GenerationService.Generate": (generation_pb2.GenerateRequest, of_orchestrator),
-    "GenerationService.Watch": (generation_pb2.WatchRequest, of_watch),
-    "GenerationService.ScoreText": (generation_pb2.ScoreTextRequest, of_texts),
+ASKED: dict[str, Made] = {
+    "VerifyService.Connect": of_verifier,
+    "VerifyService.Score": each_alone(lambda _: SCORED),
+    "DraftService.Connect": of_drafter,
+    "DraftHubService.Join": of_hub,
+    "GenerationService.Generate": each_alone(lambda _: asking()),
+    "GenerationService.Watch": each_alone(lambda known: generation_pb2.WatchRequest(session_id=known.sessions[0])),
+    "GenerationService.ScoreText": each_alone(lambda _: TEXTS),
 }
-
-
-def test_a_ledger_beyond_all_sums_ends_nothing(running: Services) -> None:
-    """One Open with `ledger_us` of 2^63 - 1 ended the verifier, and with it everybody's sessions."""
-    field = NumberField(("opens", "ledger_us"), ((1 << 63) - 1, -(1 << 63)))
-    (target,) = (each for each in targets(running) if each.name == "VerifyService.Connect")
-    for data in of_verifier(running, field):
-        seen = target.call(running, [each.SerializeToString() for each in data])
-        assert seen["verdicts"] > 0
-    running.check()
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_no_number_of_a_request_hurts_anybody_else(running: Services, name: str) -> None:
     """A session of another caller runs meanwhile, and writes its text."""
-    kind, make = ASKED[name]
     (target,) = (each for each in targets(running) if each.name == name)
-    for field in fields(kind):
-        for at, data in enumerate(make(running, field)):
+    for field in numbers(METHODS[name].input_type):
+        for at, data in enumerate(ASKED[name](running, field)):
             try:
                 replace(target, beside=at == 0).call(running, [each.SerializeToString() for each in data])
             except AssertionError as error:
@@ -137,10 +110,8 @@ WRITTEN = {"stop_token_ids": "[%s]", "logit_bias": '{"5": %s}'}
 
 def test_no_number_of_a_body_hurts_anybody_else(running: Services) -> None:
     for key in HTTP_KEYS:
-        for number in (*JSON_NUMBERS, "1" * 400, "NaN"):
-            value = (
-                f"[{number}]" if key == "stop_token_ids" else f'{{"5": {number}}}' if key == "logit_bias" else number
-            )
+        for number in JSON_NUMBERS:
+            value = WRITTEN.get(key, "%s") % number
             body = f'{{"prompt": [5, 6, 7], "max_tokens": 3, "{key}": {value}}}'.encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             sent = f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body
@@ -253,7 +224,7 @@ async def test_no_number_that_a_peer_says_hurts_another_session(
     async with stack(SLOW_TARGET, SLOW_TARGET, plan="stream:2,4", patient=True) as running:
         (verifier,) = running.orchestrator.orchestrator.pool.verifiers
         link = verifier.link.channel
-        for field in fields(kind):
+        for field in numbers(kind.DESCRIPTOR):
             put_in += await beside_guilty(running, field, peer)
         assert verifier.link.channel is link, "the link was lost"
     assert put_in > 300
@@ -266,7 +237,7 @@ async def test_no_number_of_a_description_hurts_sessions(failures: Failures) -> 
         (verifier,) = running.orchestrator.orchestrator.pool.verifiers
         known = verifier.info
         assert known is not None
-        for field in fields(common_pb2.GetModelInfoResponse):
+        for field in numbers(common_pb2.GetModelInfoResponse.DESCRIPTOR):
             for value in field.values:
                 verifier.on_up(put(known, field.path, value))
                 await running.client.server_info()

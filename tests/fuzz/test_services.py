@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from tests.fuzz import quotas
+from tests.fuzz.messages import try_examples
 from tests.fuzz.services import UNSENT_BY, Failures, Services, services
-from tests.fuzz.targets import targets
+from tests.fuzz.targets import NAMES, targets
 
 EXAMPLES, FEW = 40, 8
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-NAMES = [
-    "GenerationService.Generate",
-    "GenerationService.Watch",
-    "GenerationService.GetSession",
-    "GenerationService.Cancel",
-    "VerifyService.Connect",
-    "VerifyService.Score",
-    "VerifyService.GetModelInfo",
-    "DraftService.Connect",
-    "DraftService.GetModelInfo",
-    "DraftHubService.Join",
-    "StatusService.GetStatus",
-    "GenerationService.DeleteSession",
-    "GenerationService.GetServerInfo",
-    "GenerationService.ScoreText",
-]
-
 # As gRPC writes it.
 UNSENT = """ExecuteBatchError raised in core by servicer method [/specwire.v1.DraftService/Connect]
 Traceback (most recent call last):
@@ -46,10 +28,6 @@ def running() -> Iterator[Services]:
     """Give all services, in one process."""
     with services() as started:
         yield started
-
-
-def test_every_method_is_a_target(running: Services) -> None:
-    assert [target.name for target in targets(running)] == NAMES
 
 
 @pytest.mark.parametrize(
@@ -71,20 +49,9 @@ def test_a_status_that_nobody_waits_for_is_the_only_error_that_is_not_ours(logge
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_it_is_told_it_serves_on(running: Services, name: str) -> None:
     (target,) = (each for each in targets(running) if each.name == name)
-
-    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW)
-    @given(target.strategy)
-    def tell(data: list[bytes]) -> None:
-        target.call(running, data)
-
-    tell()
+    try_examples(target.strategy, partial(target.call, running), EXAMPLES)
     running.check()
 
 
 def test_what_is_kept_of_a_tenant_stays_bounded() -> None:
-    @settings(max_examples=FEW, suppress_health_check=SLOW)
-    @given(quotas.asked())
-    def ask(requests: list[Any]) -> None:
-        quotas.hold(requests)
-
-    ask()
+    try_examples(quotas.asked(), quotas.hold, FEW)

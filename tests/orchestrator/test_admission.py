@@ -18,6 +18,7 @@ from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, generation_pb2_grpc
 from specwire.v1 import generation_pb2 as pb
 from tests.orchestrator.stack import PROMPT, stack
+from tests.wait import raised
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "SECURITY.md"
 
@@ -46,13 +47,7 @@ async def test_what_is_long_is_done_by_one_thread_and_tenants_take_turns() -> No
     assert order.index("a1") == 1
     here = await admission.aside("ada", LONG_BYTES - 1, lambda: threading.current_thread().name)
     assert here == threading.current_thread().name
-    admission.stop()
-
-
-async def test_errors_of_what_is_done_aside_are_its_caller_s() -> None:
-    admission = Admission(lambda tenant, tokens: None)
-    with pytest.raises(ZeroDivisionError):
-        await admission.aside("", LONG_BYTES, lambda: 1 // 0)
+    await raised(ZeroDivisionError, admission.aside("", LONG_BYTES, lambda: 1 // 0))
     admission.stop()
 
 

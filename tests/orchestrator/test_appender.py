@@ -12,41 +12,14 @@ import pytest
 
 from orchestrator.session import appender as module
 from orchestrator.session.appender import Appender, Lifetimes
-from orchestrator.store import (
-    LEASE_S,
-    AppendReply,
-    ContentMismatch,
-    DeletedSession,
-    Fenced,
-    MissingSession,
-    StoreUnavailable,
-)
+from orchestrator.store import LEASE_S, ContentMismatch, DeletedSession, Fenced, MissingSession, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
-from tests.orchestrator.test_store import alter, log_of, lose_logs, record_of, replace_output
+from tests.orchestrator.test_store import UnsteadyStore, alter, log_of, lose_logs, record_of, replace_output
+from tests.wait import raised
 
 A = Outcome.ACCEPTED
 LIFETIMES = Lifetimes(60.0, 30.0)
-
-
-class Unsteady(SqliteStore):
-    """Its appends fail as told: before they take effect, or after. refuses: the former with an answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lost_before = self.lost_after = self.appends = 0
-        self.refuses = False
-
-    async def append(self, session_id: str, fence: int, append: Append) -> AppendReply:
-        self.appends += 1
-        if self.lost_before:
-            self.lost_before -= 1
-            raise StoreUnavailable("lost before", refused=self.refuses)
-        done = await super().append(session_id, fence, append)
-        if self.lost_after:
-            self.lost_after -= 1
-            raise StoreUnavailable("lost after")
-        return done
 
 
 @dataclass
@@ -93,34 +66,33 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("lost", ["lost_before", "lost_after"])
 async def test_an_append_of_unknown_outcome_is_in_the_log_once(lost: str) -> None:
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store)
     setattr(store, lost, 3)
     await played.write(7, 8)
     assert await played.logged() == (7, 8)
-    assert store.appends == 4
+    assert store.asked["append"] == 4
 
 
 async def test_a_log_that_does_not_answer_is_given_up() -> None:
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, timeout=0.01)
     store.lost_before = 1_000_000
-    with pytest.raises(StoreUnavailable):
-        await played.write(7)
+    await raised(StoreUnavailable, played.write(7))
 
 
 async def test_a_log_that_refuses_a_sessions_first_tokens_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFUSED_S", 0.0)
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, timeout=30.0)
     store.lost_before, store.refuses = 1, True
-    with pytest.raises(StoreUnavailable, match="lost before"):
-        await played.write(7)
+    await raised(StoreUnavailable, played.write(7), "lost before")
     await played.write(7)
-    store.lost_before, store.appends = 3, 0
+    store.lost_before = 3
+    store.asked.clear()
     await played.write(8)
     assert await played.logged() == (7, 8)
-    assert store.appends == 4
+    assert store.asked["append"] == 4
 
 
 async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None:
@@ -137,15 +109,14 @@ async def test_a_lost_log_is_written_again_with_all_that_belongs_to_it() -> None
 
 
 async def test_its_request_id_stands_for_it_as_long_as_it_is_kept_after_its_end() -> None:
-    age = 0.0
-    store = SqliteStore(clock=lambda: time.time() + age)
+    store = UnsteadyStore()
     played = await scene(store)
     lose_logs(store)
     alter(store, "DELETE FROM requests")
     await played.write(7)
-    age = 50.0
+    store.late_s = 50.0
     await played.write(8, end=End(FinishReason.LENGTH, "", 2))
-    age = 75.0
+    store.late_s = 75.0
     assert await played.logged() == (7, 8)
     assert (await store.bind_request(played.record.tenant, played.record.request_id, "other", 60.0)).session_id == "s"
 
@@ -177,8 +148,7 @@ async def test_a_log_that_is_lost_for_ever_is_given_up() -> None:
     played = await scene(store)
     lose_logs(store)
     store.losses = 1_000_000
-    with pytest.raises(MissingSession):
-        await played.write(7)
+    await raised(MissingSession, played.write(7))
 
 
 async def test_a_log_that_came_back_shorter_gets_its_tail() -> None:
@@ -203,14 +173,12 @@ async def test_a_log_that_came_back_from_before_the_claim_is_written_again(meanw
     alter(store, "UPDATE sessions SET fence = ?", former.fence)
     replace_output(store, "s", *((1, 1) if meanwhile else ()))
     if meanwhile:
-        with pytest.raises(ContentMismatch):
-            await present.write(8)
+        await raised(ContentMismatch, present.write(8))
         assert await present.logged() == (1, 1)
         return
     await present.write(8)
     assert await present.logged() == (7, 8)
-    with pytest.raises(Fenced):
-        await former.write(9)
+    await raised(Fenced, former.write(9))
 
 
 async def test_an_end_meets_a_lost_log() -> None:
@@ -228,8 +196,7 @@ async def test_other_tokens_in_the_log_are_never_overwritten() -> None:
     played = await scene(store)
     await played.write(7)
     replace_output(store, "s", 7, 5)
-    with pytest.raises(ContentMismatch):
-        await played.write(8)
+    await raised(ContentMismatch, played.write(8))
     assert await played.logged() == (7, 5)
 
 
@@ -238,25 +205,21 @@ async def test_a_newer_owner_is_never_overwritten() -> None:
     played = await scene(store)
     await played.write(7)
     await store.claim("s", "other")
-    with pytest.raises(Fenced):
-        await played.write(8)
+    await raised(Fenced, played.write(8))
     await store.delete("s")
-    with pytest.raises(Fenced):
-        await played.write(8)
-    with pytest.raises(DeletedSession):
-        await store.read("s")
+    await raised(Fenced, played.write(8))
+    await raised(DeletedSession, store.read("s"))
 
 
 async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten_session_back() -> None:
     clock = [1000.0]
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, clock=lambda: clock[0])
     await played.write(7)
     clock[0] += LEASE_S + 1
     lose_logs(store)
     store.lost_before = 2
-    with pytest.raises(MissingSession):
-        await played.write(8)
+    await raised(MissingSession, played.write(8))
     assert await store.read("s") is None
 
 
@@ -281,52 +244,49 @@ async def test_who_was_cut_off_for_longer_than_retention_does_not_bring_a_forgot
     loop = asyncio.get_running_loop()
     began = loop.time()
     monkeypatch.setattr(loop, "time", lambda: began + late[0])
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, timeout=0.0, clock=lambda: wall[0])
     await played.write(7)
     while late[0] <= LIFETIMES.ended:
         late[0] += 4.0
         wall[0] += -1.0 if set_back else 4.0
         store.lost_before = 1
-        with pytest.raises(StoreUnavailable):
-            await played.appender.renew()
+        await raised(StoreUnavailable, played.appender.renew())
     lose_logs(store)
-    with pytest.raises(MissingSession):
-        await played.appender.renew()
+    await raised(MissingSession, played.appender.renew())
     assert await store.read("s") is None
 
 
 async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store, clock=lambda: clock[0])
     await played.write(7)
     for _ in range(9):
         clock[0] += 3.0
         store.lost_before = 1
         monkeypatch.setattr(module, "RENEW_S", 0.0)
-        with pytest.raises(StoreUnavailable):
-            await played.appender.renew()
+        await raised(StoreUnavailable, played.appender.renew())
     lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)
 
 
 async def test_a_sign_of_life_is_given_where_no_write_was_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store)
     await played.write(7)
     assert not await played.appender.renew()
-    assert store.appends == 1
+    assert store.asked["append"] == 1
     monkeypatch.setattr(module, "RENEW_S", 0.0)
     await store.cancel("s")
     assert await played.appender.renew()
-    assert store.appends == 2
+    assert store.asked["append"] == 2
 
 
 async def test_a_sign_of_life_never_meets_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RENEW_S", 0.0)
-    store = Unsteady()
+    store = UnsteadyStore()
     played = await scene(store)
     store.lost_before = 2
     writing = asyncio.create_task(played.write(7))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from orchestrator.session import driver as driver_module
 from orchestrator.session import verifier as verifying
 from orchestrator.session.driver import SessionDriver, SessionHost, SessionNotice
 from orchestrator.session.output import SessionFailure
-from orchestrator.store import AppendReply, SessionRecord, StoreUnavailable
+from orchestrator.store import AppendReply, SessionRecord
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, FinishReason
@@ -31,7 +31,7 @@ from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
-from tests.orchestrator.test_store import log_of, lose_logs, replace_output
+from tests.orchestrator.test_store import UnsteadyStore, log_of, lose_logs, replace_output
 from tests.wait import until
 
 PROMPT = (1, 2)
@@ -42,7 +42,7 @@ class SilentLink(Link):  # type: ignore[type-arg]  # a link of any kind
     """Up, and keeps what is sent."""
 
     def __init__(self) -> None:
-        super().__init__("nowhere", None, None)  # type: ignore[arg-type]  # it never connects
+        super().__init__("nowhere", None)  # type: ignore[arg-type]  # it never connects
         self.sent: list[Message] = []
 
     @property
@@ -108,9 +108,15 @@ async def scene(verifier_wait: float = 30.0) -> Scene:
     return Scene(store, await store.create(record, 60.0), record, verifier_wait=verifier_wait)
 
 
-async def test_only_what_others_had_fed_counts_as_cached() -> None:
+@pytest.fixture
+async def played() -> AsyncIterator[Scene]:
+    made = await scene()
+    yield made
+    await made.driver.close()
+
+
+async def test_only_what_others_had_fed_counts_as_cached(played: Scene) -> None:
     """Opened again before its first token, the session finds its own prompt fed."""
-    played = await scene()
     session, verifying = played.driver.session, played.driver.verifying
     verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=1))
     assert played.driver.view.stats.cached_tokens == 1
@@ -118,29 +124,22 @@ async def test_only_what_others_had_fed_counts_as_cached() -> None:
     played.place(played.driver)
     verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=2, cached=2, resumed=True))
     assert (played.driver.view.stats.cached_tokens, played.driver.view.stats.reopens) == (1, 1)
-    await played.driver.close()
 
 
-async def test_a_first_answer_that_was_lost_leaves_no_cache_behind() -> None:
-    played = await scene()
-    opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2, resumed=True)
+@pytest.mark.parametrize("claimed", [False, True])
+async def test_own_work_is_no_cache(played: Scene, claimed: bool) -> None:
+    """Where the first answer was lost, or the session was claimed."""
+    if claimed:
+        played.driver.let_go()
+        played.driver.drive(played.driver.fence + 1, LetterScanner(()), 60.0)
+    attach = played.driver.session.attach
+    opened = verify_pb2.Opened(attach=attach, position=2, cached=2, resumed=not claimed)
     played.driver.verifying.on_opened(opened)
     assert played.driver.view.stats.cached_tokens == 0
-    await played.driver.close()
 
 
-async def test_a_session_that_was_claimed_finds_its_own_work_and_no_cache() -> None:
-    played = await scene()
-    played.driver.let_go()
-    played.driver.drive(played.driver.fence + 1, LetterScanner(()), 60.0)
-    opened = verify_pb2.Opened(attach=played.driver.session.attach, position=2, cached=2)
-    played.driver.verifying.on_opened(opened)
-    assert played.driver.view.stats.cached_tokens == 0
-    await played.driver.close()
-
-
-async def test_verdicts_of_one_message_are_appended_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    played, appended = await scene(), list[tuple[int, ...]]()
+async def test_verdicts_of_one_message_are_appended_together(played: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    appended = list[tuple[int, ...]]()
     append = played.store.append
 
     async def watched(session_id: str, fence: int, effect: Append) -> AppendReply:
@@ -159,11 +158,9 @@ async def test_verdicts_of_one_message_are_appended_together(monkeypatch: pytest
     played.verifier.on_message(verify_pb2.ConnectVerifyResponse(opened=[opened], verdicts=verdicts))
     await until(lambda: len(played.driver.view.output.tokens) == 3)
     assert appended == [(1, 1, 1)]
-    await played.driver.close()
 
 
-async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood() -> None:
-    played = await scene()
+async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood(played: Scene) -> None:
     await played.decide(1)
     verifying, drafting = played.verifier.link, played.drafter.link
     assert isinstance(verifying, SilentLink)
@@ -181,15 +178,13 @@ async def test_what_a_stall_held_back_is_relayed_in_part_and_is_no_flood() -> No
     flood = common_pb2.Proposal(handle=handle, chain=301, base=3, tokens=[1] * (300 * 128))
     played.drafter.on_message(draft_pb2.ConnectDraftResponse(proposals=[flood]))
     assert drafting._was_cut
-    await played.driver.close()
 
 
 @pytest.mark.parametrize(("above", "believed"), [(0, True), (1, True), (1 << 60, False)])
-async def test_a_verifier_that_names_ever_newer_fences_is_given_up(above: int, believed: bool) -> None:
+async def test_a_verifier_that_names_ever_newer_fences_is_given_up(played: Scene, above: int, believed: bool) -> None:
     """An equal one is another owner's, too: both claimed where the log had lost a claim. What can be no fence is not
     believed.
     """
-    played = await scene()
     driver, claims = played.driver, []
 
     def claim(fenced: SessionDriver, notice: SessionNotice) -> None:
@@ -229,11 +224,12 @@ async def test_a_session_with_output_waits_for_a_place(monkeypatch: pytest.Monke
     assert played.driver.view.failure[0] is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_those_that_find_no_slot_come_back_at_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_that_find_no_slot_come_back_at_different_moments(
+    played: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No sooner than they were told; else all sessions of a verifier that was lost would come again at once."""
     waits: list[float] = []
     monkeypatch.setattr(verifying.SessionVerifier, "_try_again", lambda _, seconds: waits.append(seconds))
-    played = await scene()
     await played.decide(1)
     played.driver.verifying.on_lost()
     played.place(played.driver)
@@ -243,30 +239,29 @@ async def test_those_that_find_no_slot_come_back_at_different_moments(monkeypatc
         )
     assert len(set(waits)) == 20
     assert 2.0 <= min(waits) < max(waits) <= 2.0 * verifying.SCATTER
-    await played.driver.close()
 
 
-async def test_a_new_session_is_refused_at_once() -> None:
-    played = await scene()
+async def test_a_new_session_is_refused_at_once(played: Scene) -> None:
     played.driver.verifying.on_refused(FULL)
     await played.driver.view.ended(5.0)
     assert played.driver.view.failure == SessionFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
 
-async def test_a_log_lost_while_nothing_is_decided_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_lost_while_nothing_is_decided_is_written_again(
+    played: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    played = await scene()
     await played.decide(1)
     lose_logs(played.store)
     await played.driver.log.renew()
     log = await log_of(played.store, "s")
     assert log.tokens == (1,)
-    await played.driver.close()
 
 
-async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(
+    played: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    played = await scene()
     await played.store.cancel("s")
     await played.driver.log.renew()
     await played.driver.view.ended(5.0)
@@ -276,10 +271,9 @@ async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(m
 
 @pytest.mark.parametrize("read_elsewhere", [True, False])
 async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
-    read_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+    played: Scene, read_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "ELSEWHERE", 3600.0 if read_elsewhere else 0.0)
-    played = await scene()
     await played.store.note_reader("s")
     with played.driver.view.readers.reading():
         pass
@@ -288,27 +282,15 @@ async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
         await until(lambda: (played.driver.view.timers.left("detached") or 0.0) > 60.0)
         await played.decide(1)
         assert played.driver.view.output.end is None
-        await played.driver.close()
         return
     await played.driver.view.ended(60.0)
     assert played.driver.view.output.end is not None
     assert played.driver.view.output.end.reason is FinishReason.CANCELLED
 
 
-class Silent(SqliteStore):
-    """Answers no append while it is `down`."""
-
-    down = False
-
-    async def append(self, *arguments: Any, **named: Any) -> AppendReply:
-        if self.down:
-            raise StoreUnavailable("no answer")
-        return await super().append(*arguments, **named)
-
-
 @pytest.mark.parametrize("read_elsewhere", [True, False])
 async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsewhere: bool) -> None:
-    record, store = SessionRecord("s", PROMPT, Sampling(), Stopping(100)), Silent()
+    record, store = SessionRecord("s", PROMPT, Sampling(), Stopping(100)), UnsteadyStore()
     played = Scene(store, await store.create(record, 60.0), record)
     if read_elsewhere:
         await store.note_reader("s")
@@ -317,19 +299,18 @@ async def test_while_the_log_is_silent_readers_elsewhere_cannot_speak(read_elsew
     assert (appender_of.read_s < 60.0) is read_elsewhere
     if read_elsewhere:
         appender_of._read = appender_of._now() - 3600.0
-    store.down = True
+    store.silent = {"append"}
     with played.driver.view.readers.reading():
         pass
     await until(lambda: played.driver.session.state is State.ENDING or appender_of.read_s < 60.0)
     assert (played.driver.session.state is State.RUNNING) is read_elsewhere
-    store.down = False
+    store.silent.clear()
     await played.driver.close()
 
 
-async def test_who_reads_elsewhere_takes_what_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_reads_elsewhere_takes_what_is_durable(played: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads here: the credit is used up, and the text would stand still."""
     monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    played = await scene()
     while played.driver.session.has_credit:
         await played.decide(1)
     await played.driver.log.renew()
@@ -337,11 +318,9 @@ async def test_who_reads_elsewhere_takes_what_is_durable(monkeypatch: pytest.Mon
     await played.store.note_reader("s")
     await played.driver.log.renew()
     assert played.driver.session.has_credit
-    await played.driver.close()
 
 
-async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves_the_peers() -> None:
-    played = await scene()
+async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves_the_peers(played: Scene) -> None:
     await played.decide(1)
     replace_output(played.store, "s", 9, 9)
     deciding = asyncio.create_task(played.decide(2))
@@ -353,13 +332,14 @@ async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves
     assert not played.drafter.subjects
     deciding.cancel()
     await asyncio.wait({deciding})
-    await played.driver.close()
 
 
-async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_is_lost_twice_at_once_is_followed_once(
+    played: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An orchestrator that was asleep wakes up with a sign of life and an append under way."""
     monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    played, answer = await scene(), asyncio.Event()
+    answer = asyncio.Event()
     append = played.store.append
 
     async def late(*arguments: Any) -> AppendReply:
@@ -379,8 +359,7 @@ async def test_a_session_that_is_lost_twice_at_once_is_followed_once(monkeypatch
     await asyncio.wait({deciding})
 
 
-async def test_a_failure_after_the_end_does_not_change_it() -> None:
-    played = await scene()
+async def test_a_failure_after_the_end_does_not_change_it(played: Scene) -> None:
     played.driver.end(FinishReason.CANCELLED)
     await played.driver.view.ended(5.0)
     played.driver.on_broken(RuntimeError("too late"))
@@ -411,40 +390,35 @@ async def test_one_broken_session_leaves_the_others_their_link(monkeypatch: pyte
     await sound.driver.close()
 
 
-async def test_a_session_that_ends_every_verifier_is_ended_itself() -> None:
+async def test_a_session_that_ends_every_verifier_is_ended_itself(played: Scene) -> None:
     """Each takes it in and is gone before it decides a token."""
-    subject = await scene()
     for _ in range(verifying.MOST_LOSSES + 1):
-        assert subject.driver.view.failure is None
-        session = subject.driver.session
-        subject.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
-        subject.verifier.on_down()
-        subject.place(subject.driver)
-    await until(lambda: subject.driver.view.output.end is not None)
-    assert subject.driver.view.failure is not None
-    assert subject.driver.view.failure[0] is grpc.StatusCode.UNAVAILABLE
+        assert played.driver.view.failure is None
+        session = played.driver.session
+        played.driver.verifying.on_opened(verify_pb2.Opened(attach=session.attach, position=len(session.text)))
+        played.verifier.on_down()
+        played.place(played.driver)
+    await until(lambda: played.driver.view.output.end is not None)
+    assert played.driver.view.failure is not None
+    assert played.driver.view.failure[0] is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_verifiers_that_never_took_the_session_in_are_not_ended_by_it() -> None:
+async def test_verifiers_that_never_took_the_session_in_are_not_ended_by_it(played: Scene) -> None:
     """One that stops ends each link as soon as it is there; the session waits for it to be gone (seed 8573)."""
-    subject = await scene()
     for _ in range(2 * verifying.MOST_LOSSES):
-        assert subject.driver.session.state is State.OPENING
-        subject.verifier.on_down()
-        subject.place(subject.driver)
-    assert subject.driver.view.failure is None
-    await subject.decide(1)
-    await subject.driver.close()
+        assert played.driver.session.state is State.OPENING
+        played.verifier.on_down()
+        played.place(played.driver)
+    assert played.driver.view.failure is None
+    await played.decide(1)
 
 
-async def test_verifiers_that_decide_something_may_be_lost_as_often_as_they_like() -> None:
-    subject = await scene()
+async def test_verifiers_that_decide_something_may_be_lost_as_often_as_they_like(played: Scene) -> None:
     for _ in range(2 * verifying.MOST_LOSSES):
-        await subject.decide(1)
-        subject.verifier.on_down()
-        subject.place(subject.driver)
-    assert subject.driver.view.failure is None
-    await subject.driver.close()
+        await played.decide(1)
+        played.verifier.on_down()
+        played.place(played.driver)
+    assert played.driver.view.failure is None
 
 
 async def test_a_long_prompt_is_hashed_once_for_all_its_sessions_and_beside_the_loop(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -11,14 +12,13 @@ from orchestrator import ownership as following
 from orchestrator.ownership import Follower, NobodyDrives
 from orchestrator.session.output import UNREAD, OtherText, Replay, SessionView
 from orchestrator.store import LEASE_S, LogTail, MissingSession, SessionRecord, StoreUnavailable
-from orchestrator.store.sqlite import SqliteStore
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, Outcome
 from specwire.core.text import Stopping
 from specwire.telemetry.tracing import NO_SPAN
 from tests.core.script import LetterScanner
-from tests.orchestrator.test_store import alter, lose_logs
-from tests.wait import until
+from tests.orchestrator.test_store import UnsteadyStore, alter, lose_logs
+from tests.wait import raised, until
 
 RECORD = SessionRecord("s", (1, 2), Sampling(), Stopping(max_tokens=9))
 TTL_S, TIMEOUT_S = 60.0, 5.0
@@ -32,20 +32,14 @@ def shown_here() -> SessionView:
     return view
 
 
-class Log(SqliteStore):
-    """Answers while `answers`; its clock goes on by what a test adds. looks: times that it was asked."""
+class Log(UnsteadyStore):
+    """read_of_it: how many tokens were skipped, and how many were there, at each look."""
 
     def __init__(self) -> None:
-        self.late_s = 0.0
-        super().__init__(clock=lambda: 1e6 + self.late_s)
-        self.answers = True
-        self.looks = 0
+        super().__init__()
         self.read_of_it: list[tuple[int, int]] = []
 
     async def tail(self, session_id: str, skipped: int) -> LogTail | None:
-        self.looks += 1
-        if not self.answers:
-            raise StoreUnavailable("no answer")
         tail = await super().tail(session_id, skipped)
         if tail is not None:
             self.read_of_it.append((skipped, len(tail.tokens)))
@@ -77,8 +71,8 @@ class Scene:
 
     async def goes_on(self) -> None:
         """It has looked at the log a few times and is still at it."""
-        enough = self.log.looks + 5
-        await until(lambda: self.log.looks >= enough or self.task.done())
+        enough = self.log.asked["tail"] + 5
+        await until(lambda: self.log.asked["tail"] >= enough or self.task.done())
         assert not self.task.done()
 
     async def result(self) -> LogTail | None:
@@ -123,8 +117,7 @@ async def test_all_is_read_where_it_may_have_changed() -> None:
     await now.append(3, 1, 2)
     lose_logs(now.log)
     await now.log.recreate(RECORD, Append(2, (3, 7, 2, 2), (D,) * 4), now.fence + 1, TTL_S, "other")
-    with pytest.raises(OtherText):
-        await now.result()
+    await raised(OtherText, now.result())
 
 
 async def test_a_claim_that_the_log_lost_is_remembered() -> None:
@@ -193,22 +186,13 @@ async def test_one_that_gets_no_further_is_claimed_and_the_next_time_later() -> 
     assert now.session.patience_with_others == 40.0
 
 
-async def test_without_a_verifier_nothing_is_claimed() -> None:
+async def test_without_a_verifier_nothing_is_claimed_but_what_is_to_end() -> None:
     now = await scene()
     now.can_drive = False
     now.follower.wanted = True
     now.log.late_s = LEASE_S + 1
     await now.goes_on()
-    now.can_drive = True
-    assert await now.result() is not None
-
-
-async def test_without_a_verifier_what_is_to_end_is_claimed() -> None:
-    now = await scene()
-    now.can_drive = False
     await now.log.cancel("s")
-    await now.goes_on()  # its owner is told
-    now.log.late_s = LEASE_S + 1
     due = await now.result()
     assert due is not None
     assert due.cancelled
@@ -225,14 +209,28 @@ async def test_the_owner_learns_that_somebody_reads_here() -> None:
     await now.result()
 
 
-async def test_what_nobody_can_drive_is_given_up() -> None:
+def undrivable(now: Scene) -> None:
+    now.can_drive, now.log.late_s = False, LEASE_S + 1
+
+
+def silent(now: Scene) -> None:
+    now.log.silent = {"tail"}
+
+
+def lost(now: Scene) -> None:
+    now.log.late_s = 2 * TTL_S
+
+
+@pytest.mark.parametrize(
+    ("hurt", "error"), [(undrivable, NobodyDrives), (silent, StoreUnavailable), (lost, MissingSession)]
+)
+async def test_what_cannot_go_on_is_given_up(hurt: Callable[[Scene], None], error: type[Exception]) -> None:
+    """Not at once: an owner that lives writes a lost log again."""
     now = await scene()
-    now.can_drive = False
-    now.log.late_s = LEASE_S + 1
+    hurt(now)
     await now.goes_on()
     now.now = TIMEOUT_S + 1
-    with pytest.raises(NobodyDrives, match="no verifier"):
-        await now.result()
+    await raised(error, now.result())
 
 
 async def test_what_another_one_drives_is_followed_without_a_verifier_for_as_long() -> None:
@@ -247,34 +245,15 @@ async def test_what_another_one_drives_is_followed_without_a_verifier_for_as_lon
 
 async def test_silence_of_the_log_is_not_the_owners() -> None:
     now = await scene()
-    now.log.answers = False
+    now.log.silent = {"tail"}
     await now.goes_on()
     now.log.late_s = LEASE_S + 1
-    now.log.answers = True
+    now.log.silent.clear()
     await now.append(3)
     now.log.late_s += LEASE_S + 1
     now.now += following.SETTLED_S / 2
     await now.goes_on()
     now.task.cancel()
-
-
-async def test_a_log_that_does_not_answer_is_given_up() -> None:
-    now = await scene()
-    now.log.answers = False
-    await now.goes_on()
-    now.now = TIMEOUT_S + 1
-    with pytest.raises(StoreUnavailable):
-        await now.result()
-
-
-async def test_a_log_that_is_gone_is_said_to_be() -> None:
-    """Not at once: an owner that lives writes it again."""
-    now = await scene()
-    now.log.late_s = 2 * TTL_S
-    await now.goes_on()
-    now.now = TIMEOUT_S + 1
-    with pytest.raises(MissingSession):
-        await now.result()
 
 
 async def test_what_nobody_reads_is_left() -> None:

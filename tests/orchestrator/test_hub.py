@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -22,7 +23,6 @@ from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Completion
 from specwire.client.requests import RequestOptions
-from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import retry_after
 from specwire.rpc.keys import Keys
@@ -31,16 +31,23 @@ from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TURNS, Stack, drafted, plain, stack
-from tests.wait import until
+from tests.wait import raised, until
 
 LIMIT_S = 120.0
 INFO = common_pb2.GetModelInfoResponse
 Joining = grpc.aio.StreamStreamCall[draft_pb2.JoinRequest, draft_pb2.JoinResponse]
 
 
+async def dial(
+    address: str, tls: ClientTls | None = None, token: str = "", also: tuple[str, ...] = (), model: str = DRAFT
+) -> DiallingDrafter:
+    dialling = draft_service.server.dial_in(ModelServiceOptions(model), address, tls, token, also=also)
+    return await asyncio.wait_for(dialling, LIMIT_S)
+
+
 @asynccontextmanager
-async def dialled(address: str, model: str = DRAFT, tls: ClientTls | None = None) -> AsyncIterator[DiallingDrafter]:
-    drafter = await asyncio.wait_for(draft_service.server.dial_in(ModelServiceOptions(model), address, tls), LIMIT_S)
+async def dialled(address: str, *shown: Any, **more: Any) -> AsyncIterator[DiallingDrafter]:
+    drafter = await dial(address, *shown, **more)
     try:
         yield drafter
     finally:
@@ -55,17 +62,6 @@ async def text_of(running: Stack) -> Completion:
     """A text that was drafted for."""
     wish = RequestOptions(max_tokens=60, ignore_eos=True)
     return await drafted(lambda: running.client.complete(PROMPT, timeout=LIMIT_S, **wish), least=11)
-
-
-async def test_it_is_used_like_any_other() -> None:
-    async with (
-        stack(SLOW_TARGET, accept_drafters=True, plan=TURNS, patient=True) as running,
-        dialled(running.orchestrator.address),
-    ):
-        done = await text_of(running)
-        info = await running.client.server_info()
-    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
-    assert [drafter.model for drafter in info.drafters] == ["scripted:7"]
 
 
 async def test_several_may_join_and_leave() -> None:
@@ -84,17 +80,14 @@ async def test_several_may_join_and_leave() -> None:
 async def test_another_vocabulary_is_refused_for_good() -> None:
     async with stack(SLOW_TARGET, accept_drafters=True) as running:
         with pytest.raises(JoinRefused, match=r"refused this drafter: vocabulary mismatch: drafter scripted:7 has "):
-            await draft_service.server.dial_in(
-                ModelServiceOptions("scripted:7:vocab=65"), running.orchestrator.address, None
-            )
+            await dial(running.orchestrator.address, model="scripted:7:vocab=65")
         await until(lambda: running.orchestrator.orchestrator.pool.drafters == [])
 
 
 async def test_an_orchestrator_that_was_not_told_to_accepts_none() -> None:
     async with stack(SLOW_TARGET) as running:
         address = running.orchestrator.address
-        with pytest.raises(JoinRefused, match=rf"{address} does not let drafters dial in \(--accept-drafters\)"):
-            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), address, None)
+        await raised(JoinRefused, dial(address), rf"{address} does not let drafters dial in \(--accept-drafters\)")
 
 
 async def test_it_waits_for_its_orchestrator_and_joins_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,25 +116,18 @@ async def test_one_drafter_may_serve_several_orchestrators(
         stack(SLOW_TARGET) as strict,
     ):
         also = (second.orchestrator.address, strict.orchestrator.address, dead_address)
-        async with asyncio.timeout(LIMIT_S):
-            drafter = await draft_service.server.dial_in(
-                ModelServiceOptions(DRAFT), first.orchestrator.address, None, also=also
-            )
-        try:
+        async with dialled(first.orchestrator.address, also=also):
             await until(lambda: drafters_of(first) == drafters_of(second) == 1)
             for running in (first, second):
                 assert list((await text_of(running)).tokens) == plain(SLOW_TARGET, PROMPT, 60)
-        finally:
-            await drafter.stop()
         refusal = f"specwire draft: {strict.orchestrator.address} does not let drafters dial in (--accept-drafters)"
         assert refusal in capsys.readouterr().err.splitlines()
 
 
 async def test_it_ends_once_none_of_several_will_have_it() -> None:
     async with stack(SLOW_TARGET) as one, stack(SLOW_TARGET) as other:
-        also = (other.orchestrator.address,)
         with pytest.raises(JoinRefused, match="does not let drafters dial in"):
-            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), one.orchestrator.address, None, also=also)
+            await dial(one.orchestrator.address, also=(other.orchestrator.address,))
 
 
 # A peer that does not keep to the protocol
@@ -153,6 +139,15 @@ async def joining(address: str) -> AsyncIterator[Joining]:
         call = draft_pb2_grpc.DraftHubServiceStub(channel).Join(timeout=LIMIT_S)
         yield call
         call.cancel()
+
+
+FLOOD = draft_pb2.JoinRequest(said={"proposals": [{"handle": 1, "tokens": [1] * 5000}]})
+
+
+async def introduce(call: Joining, info: common_pb2.GetModelInfoResponse) -> None:
+    """Join with this description."""
+    await call.write(draft_pb2.JoinRequest(model=info))
+    assert isinstance(await call.read(), draft_pb2.JoinResponse)
 
 
 async def failure(call: Joining) -> grpc.aio.AioRpcError:
@@ -191,8 +186,7 @@ async def test_a_hello_must_come_first_and_once() -> None:
                 "model.model: has 1025 characters, at most 1024 are taken",
             )
         async with joining(address) as call:
-            await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
-            await call.read()
+            await introduce(call, await fitting(running))
             await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
             assert await ending(call) == ("INVALID_ARGUMENT", "model: must be in the first message only")
         await until(lambda: running.orchestrator.orchestrator.pool.drafters == [])
@@ -203,8 +197,7 @@ async def test_of_a_description_only_what_is_needed_is_kept() -> None:
         told = await fitting(running)
         told.eos_ids.extend([1] * 100_000)
         told.tokenizer_json = told.chat_template.encode() + b"x" * 100_000
-        await call.write(draft_pb2.JoinRequest(model=told))
-        await call.read()
+        await introduce(call, told)
         kept = running.orchestrator.orchestrator.pool.drafters[0].info
         assert kept == await fitting(running)
 
@@ -213,10 +206,8 @@ async def test_one_that_floods_is_cut_off_and_not_let_in_again() -> None:
     async with stack(SLOW_TARGET, accept_drafters=True) as running:
         text = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, ignore_eos=True))
         async with joining(running.orchestrator.address) as call:
-            await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
-            await call.read()
-            flood = draft_pb2.ConnectDraftResponse(proposals=[common_pb2.Proposal(handle=1, tokens=[1] * 5000)])
-            await call.write(draft_pb2.JoinRequest(said=flood))
+            await introduce(call, await fitting(running))
+            await call.write(FLOOD)
             cut = await failure(call)
         assert cut.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "it is let in again after 60 s" in str(cut.details())
@@ -231,17 +222,14 @@ async def test_one_that_floods_is_cut_off_and_not_let_in_again() -> None:
 async def test_what_waited_with_its_hello_is_barred_like_any_other() -> None:
     async with stack(SLOW_TARGET, accept_drafters=True) as running:
         hub, peers = running.orchestrator._hub, running.orchestrator.orchestrator.pool.drafters
-        address, told = running.orchestrator.address, draft_pb2.JoinRequest(model=await fitting(running))
+        address, told = running.orchestrator.address, await fitting(running)
         async with joining(address) as flooding, joining(address) as joined, joining(address) as waiting:
             for call in (flooding, joined):
-                await call.write(told)
-                await call.read()
+                await introduce(call, told)
             await until(lambda: len(hub._awaited) == 1)
-            flood = draft_pb2.ConnectDraftResponse(proposals=[common_pb2.Proposal(handle=1, tokens=[1] * 5000)])
-            await flooding.write(draft_pb2.JoinRequest(said=flood))
-            assert (await ending(flooding))[0] == "RESOURCE_EXHAUSTED"
-            assert (await ending(joined))[0] == "RESOURCE_EXHAUSTED"
-            await waiting.write(told)
+            await flooding.write(FLOOD)
+            assert (await ending(flooding))[0] == (await ending(joined))[0] == "RESOURCE_EXHAUSTED"
+            await waiting.write(draft_pb2.JoinRequest(model=told))
             assert (await ending(waiting))[0] == "RESOURCE_EXHAUSTED"
             await until(lambda: peers == [])
 
@@ -255,8 +243,7 @@ async def test_hellos_that_are_waited_for_count(monkeypatch: pytest.MonkeyPatch)
             async with joining(address) as third:
                 assert await ending(third) == ("RESOURCE_EXHAUSTED", "2 drafters have joined already")
             for call in (first, second):
-                await call.write(draft_pb2.JoinRequest(model=await fitting(running)))
-                assert isinstance(await call.read(), draft_pb2.JoinResponse)
+                await introduce(call, await fitting(running))
 
 
 async def test_an_orchestrator_that_stops_waits_for_no_hello() -> None:
@@ -273,8 +260,7 @@ async def test_it_cannot_claim_the_host_of_the_verifier() -> None:
         target = known.pool.require_target().info
         claim = await fitting(running)
         claim.host_id, claim.device = target.host_id, target.device
-        await call.write(draft_pb2.JoinRequest(model=claim))
-        await call.read()
+        await introduce(call, claim)
         (joined,) = (drafter.info for drafter in known.pool.drafters)
         assert joined is not None
         assert not share_host(target, joined)
@@ -287,22 +273,6 @@ async def test_it_cannot_claim_the_host_of_the_verifier() -> None:
 # Who may read along
 
 
-def test_who_can_be_reached_from_elsewhere_asks_drafters_for_certificates() -> None:
-    known = Authority()
-    with pytest.raises(InvalidParameter, match=r"accept-drafters: a drafter is told every prompt.*--tls-client-ca"):
-        OrchestratorOptions(("v:1",), listen="0.0.0.0:0", tls=known.server(), accept_drafters=True)
-    OrchestratorOptions(("v:1",), listen="0.0.0.0:0", tls=known.server(client_ca=known), accept_drafters=True)
-    OrchestratorOptions(("v:1",), listen="0.0.0.0:0", insecure=True, accept_drafters=True)
-    OrchestratorOptions(("v:1",), listen="localhost:0", accept_drafters=True)
-
-
-def test_names_are_read_in_certificates() -> None:
-    known = Authority()
-    for tls, accepting in ((None, True), (known.server(), True), (known.server(client_ca=known), False)):
-        with pytest.raises(InvalidParameter, match="drafter-name: is read in certificates"):
-            OrchestratorOptions(("v:1",), tls=tls, accept_drafters=accepting, drafter_names=("a",))
-
-
 @pytest.mark.parametrize("name", ["localhost", "test"])  # an alternative name, and the common name
 async def test_only_who_is_named_may_join(name: str) -> None:
     ours, drafters = Authority(), Authority("drafters")
@@ -313,24 +283,10 @@ async def test_only_who_is_named_may_join(name: str) -> None:
             if accepted == name:
                 async with dialled(hub.address, tls=ours.client(drafters.sign())):
                     assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
+                await raised(JoinRefused, dial(hub.address, drafters.client()), "is not trusted")
             else:
                 with pytest.raises(JoinRefused, match="the certificate names 127.0.0.1, localhost, test, and"):
-                    await draft_service.server.dial_in(
-                        ModelServiceOptions(DRAFT), hub.address, ours.client(drafters.sign())
-                    )
-
-
-async def test_with_mutual_tls_it_must_be_certified() -> None:
-    ours, drafters = Authority(), Authority("drafters")
-    async with stack(SLOW_TARGET) as running:
-        hub = await running.another(tls=ours.server(client_ca=drafters), accept_drafters=True)
-        async with dialled(hub.address, tls=ours.client(drafters.sign())):
-            assert [peer.up for peer in hub.orchestrator.pool.drafters] == [True]
-        with pytest.raises(JoinRefused, match="is not trusted"):
-            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, drafters.client())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await draft_service.server.dial_in(ModelServiceOptions(DRAFT), hub.address, ours.client())
+                    await dial(hub.address, ours.client(drafters.sign()))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -346,24 +302,22 @@ async def keyed_hub() -> AsyncIterator[RunningOrchestrator]:
         yield await running.another(accept_drafters=True, access=ACCESS, plan=TURNS)
 
 
-async def test_a_drafter_with_its_token_joins_and_a_client_with_its_own_is_served() -> None:
-    async with keyed_hub() as running:
-        drafter = await draft_service.server.dial_in(ModelServiceOptions(DRAFT), running.address, None, DRAFTER)
-        try:
-            async with AsyncClient(running.address, token=CLIENT) as client:
-                done = await drafted(
-                    lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S), least=11
-                )
-        finally:
-            await drafter.stop()
+async def test_a_drafter_with_its_token_is_used_like_any_other_and_a_client_with_its_own_is_served() -> None:
+    async with (
+        keyed_hub() as running,
+        dialled(running.address, token=DRAFTER),
+        AsyncClient(running.address, token=CLIENT) as client,
+    ):
+        done = await drafted(lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S), least=11)
+        info = await client.server_info()
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
+    assert [drafter.model for drafter in info.drafters] == ["scripted:7"]
 
 
 @pytest.mark.parametrize("token", ["", CLIENT, "a-token-of-nobody"])
 async def test_no_other_token_lets_a_drafter_in(token: str) -> None:
     async with keyed_hub() as running:
-        with pytest.raises(JoinRefused, match="refused this drafter: authorization: "):
-            await draft_service.server.dial_in(ModelServiceOptions(DRAFT), running.address, None, token)
+        await raised(JoinRefused, dial(running.address, token=token), "refused this drafter: authorization: ")
         assert running.orchestrator.pool.drafters == []
 
 
@@ -372,13 +326,8 @@ async def test_a_message_beyond_the_cap_ends_the_line_and_bars_its_owner() -> No
         stub = draft_pb2_grpc.DraftHubServiceStub(channel)
         call = stub.Join(timeout=LIMIT_S)
         target = running.orchestrator.pool.require_target().info
-        told = draft_pb2.JoinRequest()
-        told.model.vocabulary_fingerprint = target.vocabulary_fingerprint
-        await call.write(told)
-        await call.read()
-        said = draft_pb2.JoinRequest()
-        said.said.proposals.add(tokens=[1] * MOST_SAID_BYTES)
-        await call.write(said)
+        await introduce(call, INFO(vocabulary_fingerprint=target.vocabulary_fingerprint))
+        await call.write(draft_pb2.JoinRequest(said={"proposals": [{"tokens": [1] * MOST_SAID_BYTES}]}))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert f"at most {MOST_SAID_BYTES} are taken" in (await call.details() or "")
         again = stub.Join(timeout=LIMIT_S)

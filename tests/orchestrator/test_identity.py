@@ -18,7 +18,7 @@ from specwire.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, Reading, Services, plain
 from tests.orchestrator.test_watching import watched
-from tests.wait import until
+from tests.wait import raised, until
 from verify_service.server import RunningVerifier
 
 LIMIT_S = 20.0
@@ -134,23 +134,27 @@ async def test_what_is_begun_later_has_the_room_that_there_is(parts: Parts) -> N
     assert too_long.error.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_an_orchestrator_of_another_version_shows_what_was_and_drives_nothing(parts: Parts) -> None:
-    with RedisServer() as redis:
-        here = await parts.one_by_one(await parts.verifier(SLOW), redis_url=redis.url)
-        there = await parts.one_by_one(await parts.verifier(OTHER_END), redis_url=redis.url)
-        client, elsewhere = await parts.client(here, patience=0.0), await parts.client(there, patience=0.0)
-        done = await client.complete(PROMPT, max_tokens=20, temperature=0.0)
-        shown = [each async for each in elsewhere.watch(done.session_id)]
-        assert [token for each in shown if isinstance(each, Chunk) for token in each.tokens] == list(done.tokens)
-        assert isinstance(shown[-1], Finished)
-        assert (shown[-1].reason, shown[-1].text_length) == (done.finish_reason, len(done.text))
-        async with aclosing(client.generate(PROMPT, max_tokens=2000, temperature=0.0)) as events:
-            started = await anext(events)
-            assert isinstance(started, Started)
-            with pytest.raises(grpc.aio.AioRpcError, match=r"no verifier serves EOS ids \[0\] of model 'scrip") as no:
-                await watched(there.address, session_id=started.session_id, take_over=True)
-            assert no.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert isinstance(await anext(events), Chunk)  # and its owner goes on
+async def test_an_orchestrator_of_another_version_shows_what_was_and_drives_nothing(
+    redis: RedisServer, parts: Parts
+) -> None:
+    here = await parts.one_by_one(await parts.verifier(SLOW), redis_url=redis.url)
+    there = await parts.one_by_one(await parts.verifier(OTHER_END), redis_url=redis.url)
+    client, elsewhere = await parts.client(here, patience=0.0), await parts.client(there, patience=0.0)
+    done = await client.complete(PROMPT, max_tokens=20, temperature=0.0)
+    shown = [each async for each in elsewhere.watch(done.session_id)]
+    assert [token for each in shown if isinstance(each, Chunk) for token in each.tokens] == list(done.tokens)
+    assert isinstance(shown[-1], Finished)
+    assert (shown[-1].reason, shown[-1].text_length) == (done.finish_reason, len(done.text))
+    async with aclosing(client.generate(PROMPT, max_tokens=2000, temperature=0.0)) as events:
+        started = await anext(events)
+        assert isinstance(started, Started)
+        no = await raised(
+            grpc.aio.AioRpcError,
+            watched(there.address, session_id=started.session_id, take_over=True),
+            r"no verifier serves EOS ids \[0\] of model 'scrip",
+        )
+        assert no.code() is grpc.StatusCode.UNAVAILABLE
+        assert isinstance(await anext(events), Chunk)  # and its owner goes on
 
 
 async def test_named_verifiers_that_all_change_are_a_new_version(
@@ -173,23 +177,22 @@ async def test_named_verifiers_that_all_change_are_a_new_version(
     assert (shown.tokens, shown.reason) == (ended, FinishReason.EOS)
 
 
-async def test_who_repeats_a_call_joins_what_would_not_fit_now(parts: Parts) -> None:
-    with RedisServer() as redis:
-        large, small = await parts.verifier(SLOW, context=LARGE), await parts.verifier(SLOW, context=SMALL)
-        here = await parts.one_by_one(large, redis_url=redis.url)
-        there = await parts.one_by_one(small, redis_url=redis.url)
-        client, elsewhere = await parts.client(here, patience=0.0), await parts.client(there, patience=0.0)
-        asked: dict[str, Any] = {"max_tokens": 400, "request_id": "mine", "temperature": 0.0}
-        async with aclosing(client.generate(PROMPT, **asked)) as events:
-            started = await anext(events)
-            assert isinstance(started, Started)
-            async with aclosing(elsewhere.generate(PROMPT, **asked)) as repeated:
-                joined = await anext(repeated)
-                assert isinstance(joined, Started)
-                assert joined.session_id == started.session_id
-        never = await Reading(elsewhere, max_tokens=400, request_id="another").rest()
-        assert never.error is not None
-        assert never.error.code is grpc.StatusCode.INVALID_ARGUMENT
+async def test_who_repeats_a_call_joins_what_would_not_fit_now(redis: RedisServer, parts: Parts) -> None:
+    large, small = await parts.verifier(SLOW, context=LARGE), await parts.verifier(SLOW, context=SMALL)
+    here = await parts.one_by_one(large, redis_url=redis.url)
+    there = await parts.one_by_one(small, redis_url=redis.url)
+    client, elsewhere = await parts.client(here, patience=0.0), await parts.client(there, patience=0.0)
+    asked: dict[str, Any] = {"max_tokens": 400, "request_id": "mine", "temperature": 0.0}
+    async with aclosing(client.generate(PROMPT, **asked)) as events:
+        started = await anext(events)
+        assert isinstance(started, Started)
+        async with aclosing(elsewhere.generate(PROMPT, **asked)) as repeated:
+            joined = await anext(repeated)
+            assert isinstance(joined, Started)
+            assert joined.session_id == started.session_id
+    never = await Reading(elsewhere, max_tokens=400, request_id="another").rest()
+    assert never.error is not None
+    assert never.error.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_all_choices_of_a_request_are_of_one_version(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,10 +22,10 @@ import verify_service.server
 from bench.harness.certificates import Authority
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Tokenizers
-from orchestrator.peers.peer import DrafterLink, VerifierPeer, verifier_link
+from orchestrator.peers.peer import DrafterLink, VerifierLink, VerifierPeer
 from orchestrator.pool import StartError
 from specwire.client import AsyncClient, Completion, SpecwireError
-from specwire.rpc.link import GAUGED, Link, _FirstStatus
+from specwire.rpc.link import GAUGED, Link
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls, ServerTls
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -31,9 +33,18 @@ from tests.documents import ROOT, blocks_of
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, TURNS, Services, drafted, plain, stack
 from tests.ports import free_address
 from tests.rpc.older_wire import older_wire
-from tests.wait import asked, limits, until
+from tests.wait import asked, limits, raised, until
 
-DoneCallback = Callable[[Any], None]
+Info = common_pb2.GetModelInfoResponse
+Request = common_pb2.GetModelInfoRequest
+
+
+def ask_by(link: Link[Any, Any], ask: Callable[[Any, Request], Awaitable[Info]]) -> None:
+    """Have the link ask its peer for its description so; `ask` is given the stub."""
+    make = link._stub
+    link._stub = lambda channel: SimpleNamespace(
+        Connect=make(channel).Connect, GetModelInfo=partial(ask, make(channel))
+    )
 
 
 async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,21 +64,19 @@ async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch
 
 
 async def test_a_known_tokenizer_is_not_sent_again_and_a_link_that_is_back_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with stack(SLOW_TARGET) as running:
         peer = running.orchestrator.orchestrator.pool.verifiers[0]
         assert peer.info is not None
-        first, describe = peer.info, peer.link._describe
-        asked: list[str] = []
+        first, asked = peer.info, list[str]()
 
-        def ask(
-            channel: grpc.aio.Channel, request: common_pb2.GetModelInfoRequest
-        ) -> Awaitable[common_pb2.GetModelInfoResponse]:
+        def ask(stub: Any, request: Request) -> Awaitable[Info]:
             asked.append(request.known_tokenizer_hash)
-            return describe(channel, request)
+            answer: Awaitable[Info] = stub.GetModelInfo(request)
+            return answer
 
-        monkeypatch.setattr(peer.link, "_describe", ask)
+        ask_by(peer.link, ask)
         await running.verify_again()
         await until(lambda: peer.info is not first)
     assert set(asked) == {first.tokenizer_hash}
@@ -83,22 +92,21 @@ async def test_the_round_trip_is_measured_while_the_link_is_up(monkeypatch: pyte
     async with stack(SLOW_TARGET) as running:
         orchestrator = running.orchestrator.orchestrator
         link = orchestrator.pool.verifiers[0].link
-        describe, near_us = link._describe, link.round_trip_us
+        direct, near_us = link._stub, link.round_trip_us
         measured = asyncio.Semaphore(0)
 
-        async def ask_from_afar(
-            channel: grpc.aio.Channel, request: common_pb2.GetModelInfoRequest
-        ) -> common_pb2.GetModelInfoResponse:
+        async def ask_from_afar(stub: Any, request: Request) -> Info:
             measured.release()
             await asyncio.sleep(0.2)
-            return await describe(channel, request)
+            info: Info = await stub.GetModelInfo(request)
+            return info
 
-        monkeypatch.setattr(link, "_describe", ask_from_afar)
+        ask_by(link, ask_from_afar)
         async with asyncio.timeout(60.0):
             for _ in range(GAUGED + 2):
                 await measured.acquire()
             assert link.round_trip_us >= 200_000 > near_us
-            monkeypatch.setattr(link, "_describe", describe)
+            link._stub = direct
             await until(lambda: link.round_trip_us < 200_000)
 
 
@@ -113,13 +121,13 @@ class Deaf:
 async def test_a_link_ends_when_it_is_cancelled_whatever_happens_at_the_same_moment(turns: int) -> None:
     """The answer fails, and some turns of the event loop later, before the link has heard of it, comes the end."""
     asked = asyncio.Event()
-    answer: asyncio.Future[common_pb2.GetModelInfoResponse] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
 
-    async def describe(*_: object) -> common_pb2.GetModelInfoResponse:
+    async def describe(*_: object) -> Info:
         asked.set()
         return await answer
 
-    link: DrafterLink = Link("127.0.0.1:1", None, describe)  # type: ignore[arg-type] # it never comes to connecting
+    link: DrafterLink = Link("127.0.0.1:1", lambda _: SimpleNamespace(GetModelInfo=describe))
     running = asyncio.create_task(link.run(Deaf()))  # type: ignore[arg-type] # nor to being up
     await asked.wait()
     answer.set_exception(TimeoutError())
@@ -134,10 +142,8 @@ async def test_a_link_ends_when_it_is_cancelled_whatever_happens_at_the_same_mom
 class Revoking(verify_pb2_grpc.VerifyServiceServicer):
     """Ends each stream as one whose key is revoked, while more and more is said on it."""
 
-    async def GetModelInfo(
-        self, request: common_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> common_pb2.GetModelInfoResponse:
-        return common_pb2.GetModelInfoResponse()
+    async def GetModelInfo(self, request: Request, context: grpc.aio.ServicerContext[object, object]) -> Info:
+        return Info()
 
     async def Connect(
         self,
@@ -153,11 +159,11 @@ class Revoking(verify_pb2_grpc.VerifyServiceServicer):
 class Talkative:
     """Says something on a link, whenever it is up."""
 
-    def __init__(self, link: Link[verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse]) -> None:
+    def __init__(self, link: VerifierLink) -> None:
         self._link = link
         self._talks: set[asyncio.Task[None]] = set()
 
-    def on_up(self, info: common_pb2.GetModelInfoResponse) -> None:
+    def on_up(self, info: Info) -> None:
         self._talks.add(asyncio.create_task(self._talk()))
 
     async def _talk(self) -> None:
@@ -181,7 +187,8 @@ async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent
     monkeypatch.setattr("specwire.rpc.link.describe", lambda _error: "as overwritten")
     server = grpc.aio.server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(Revoking(), server)
-    link = verifier_link(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", None)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    link: VerifierLink = Link(address, verify_pb2_grpc.VerifyServiceStub)
     await server.start()
     try:
         ends = [await link._connect_once(Talkative(link)) for _ in range(100)]
@@ -195,71 +202,21 @@ async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent
     assert told[True, "UNAUTHENTICATED: this token is not known here"] > 0
 
 
-class Overwritten(grpc.aio.Call):
-    """Ends with the peer's status, and has another one once a write has failed."""
-
-    def __init__(self) -> None:
-        self.now, self._ended = (grpc.StatusCode.UNAUTHENTICATED, "not known here"), list[DoneCallback]()
-
-    def add_done_callback(self, callback: DoneCallback) -> None:
-        self._ended.append(callback)
-
-    def end(self) -> None:
-        for callback in self._ended:
-            callback(self)
-
-    async def code(self) -> grpc.StatusCode:
-        return self.now[0]
-
-    async def details(self) -> str:
-        return self.now[1]
-
-    async def initial_metadata(self) -> grpc.aio.Metadata:
-        return grpc.aio.Metadata()
-
-    async def trailing_metadata(self) -> grpc.aio.Metadata:
-        return grpc.aio.Metadata()
-
-    async def wait_for_connection(self) -> None: ...
-    def cancelled(self) -> bool:
-        return False
-
-    def done(self) -> bool:
-        return True
-
-    def time_remaining(self) -> float | None:
-        return None
-
-    def cancel(self) -> bool:
-        return False
-
-
-async def test_the_status_that_is_told_first_is_said() -> None:
-    call = Overwritten()
-    ending = _FirstStatus(call)
-    call.end()
-    call.now = grpc.StatusCode.INTERNAL, "Internal error from Core"
-    call.end()
-    assert ending.told == "UNAUTHENTICATED: not known here"
-
-
 async def test_a_verifier_is_described_by_the_process_that_its_link_reaches() -> None:
     """Another one may come to its address between the first answer and the stream: with other EOS ids, say."""
     first = await verify_service.server.start(ModelServiceOptions(TARGET, free_address()))
-    link = verifier_link(first.address, None, tokenizers=Tokenizers())
-    describe, later, asked = link._describe, [first], itertools.count(1)
+    link: VerifierLink = Link(first.address, verify_pb2_grpc.VerifyServiceStub, tokenizers=Tokenizers())
+    later, asked = [first], itertools.count(1)
 
-    async def ask(
-        channel: grpc.aio.Channel, request: common_pb2.GetModelInfoRequest
-    ) -> common_pb2.GetModelInfoResponse:
-        info = await describe(channel, request)
+    async def ask(stub: Any, request: Request) -> Info:
+        info: Info = await stub.GetModelInfo(request)
         if next(asked) == 2:  # the last time that it is asked before the link is up
             await first.stop()
             options = ModelServiceOptions(f"{TARGET}:end=9", listen=first.address)
             later.append(await verify_service.server.start(options))
         return info
 
-    link._describe = ask
+    ask_by(link, ask)
     peer = VerifierPeer(link, lambda: None, lambda _: None)
     running = asyncio.create_task(link.run(peer))
     try:
@@ -344,9 +301,10 @@ async def test_a_peer_that_hangs_up_is_named(tls: ClientTls | None, hint: str) -
 
     async def why(verifier: str, drafter: str) -> tuple[str, float]:
         limit = next(waits)
-        with pytest.raises(StartError) as caught:
-            await orchestrator.server.start(options(verifier, drafter, tls, start_timeout=limit))
-        return str(caught.value), limit
+        caught = await raised(
+            StartError, orchestrator.server.start(options(verifier, drafter, tls, start_timeout=limit))
+        )
+        return str(caught), limit
 
     async with peers() as (verifier, drafter):
         told, limit = await asked(lambda: why(verifier, drafter), lambda answer: "does not answer" not in answer[0])
@@ -385,8 +343,7 @@ async def test_one_side_is_older(older: tuple[str, ...]) -> None:
 
         assert list((await drafted(text)).tokens) == plain(TARGET, PROMPT, 48)
         if CLIENT in older:
-            with pytest.raises(SpecwireError, match="UNIMPLEMENTED"):
-                await client.score_text(list(PROMPT), [[[1, 2]]])
+            await raised(SpecwireError, client.score_text(list(PROMPT), [[[1, 2]]]), "UNIMPLEMENTED")
     assert all(wire.passed > 0 for wire in wires.values())
     # A drafter that is asked for chains is told nothing new.
     assert all(wire.dropped > 0 for who, wire in wires.items() if who != DRAFTER)

@@ -18,11 +18,13 @@ from orchestrator.store import health as module
 from orchestrator.store.health import LogHealth
 from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, SpecwireError
+from specwire.core.messages import FinishReason
 from specwire.rpc.errors import StatusError
 from specwire.v1 import status_pb2, status_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import PROMPT, TARGET, Stack, stack
-from tests.wait import until
+from tests.orchestrator.redis_groups import SERVICE, log_bytes, replicated, sentinel
+from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Reading, Stack, plain, stack
+from tests.wait import raised, until
 
 LIMIT_S = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -133,10 +135,9 @@ async def test_whoever_begins_in_trouble_has_the_log_asked_once_more() -> None:
     store.words = FULL
     async with health(store) as watched:
         await until(lambda: bool(watched.log.trouble))
-        with pytest.raises(StatusError) as caught:
-            await watched.log.require()
-        assert (caught.value.code, caught.value.message) == (grpc.StatusCode.UNAVAILABLE, FULL)
-        assert caught.value.retry_after
+        caught = await raised(StatusError, watched.log.require())
+        assert (caught.code, caught.message) == (grpc.StatusCode.UNAVAILABLE, FULL)
+        assert caught.retry_after
         store.words = ""
         await watched.log.require()
         assert watched.log.trouble == ""
@@ -180,9 +181,10 @@ async def check_refused(parts: Stack, http: httpx.AsyncClient, trouble: str) -> 
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, trouble)
         assert answer.headers["retry-after"] == "1"
         async with AsyncClient(parts.orchestrator.address, patience=0) as client:
-            with pytest.raises(SpecwireError) as caught:
-                await client.complete(list(PROMPT), max_tokens=4, request_id=extra.get("request_id", ""))
-        assert (caught.value.code, caught.value.message) == (grpc.StatusCode.UNAVAILABLE, trouble)
+            caught = await raised(
+                SpecwireError, client.complete(list(PROMPT), max_tokens=4, request_id=extra.get("request_id", ""))
+            )
+        assert (caught.code, caught.message) == (grpc.StatusCode.UNAVAILABLE, trouble)
 
 
 async def check_served(http: httpx.AsyncClient) -> None:
@@ -191,11 +193,11 @@ async def check_served(http: httpx.AsyncClient) -> None:
 
 
 async def test_a_log_lost_while_idle_is_told_by_everything_and_so_is_its_return(
-    caplog: pytest.LogCaptureFixture,
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "orchestrator.store.health")
-    with RedisServer(port="0") as server, Redis(unix_socket_path=str(server.socket)) as raw:
-        async with stack(TARGET, redis_url=server.url, http="127.0.0.1:0") as parts:
+    with Redis(unix_socket_path=str(redis.socket)) as raw:
+        async with stack(TARGET, redis_url=redis.url, http="127.0.0.1:0") as parts:
             assert parts.orchestrator.http is not None
             async with httpx.AsyncClient(base_url=parts.orchestrator.http, timeout=LIMIT_S) as http:
                 await check(parts, http, "")
@@ -207,11 +209,48 @@ async def test_a_log_lost_while_idle_is_told_by_everything_and_so_is_its_return(
                 await check(parts, http, "")
                 await check_served(http)
                 raw.close()
-                server.stop()
+                redis.stop()
                 await check(parts, http, AWAY)
                 await check_refused(parts, http, AWAY)
-                server.start()
+                redis.start()
                 await check(parts, http, "")
                 await check_served(http)
     told = [record.getMessage() for record in caplog.records if record.name == "orchestrator.store.health"]
     assert [line.startswith("the session log takes writes again, after ") for line in told] == [False, True] * 2
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A whole stack whose Redis goes away: nothing is shown that is not durable, and the end has a status.
+
+
+async def test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more(redis: RedisServer) -> None:
+    async with (
+        stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running,
+        AsyncClient(running.orchestrator.address, patience=0) as client,
+    ):
+        reading = Reading(client, max_tokens=1000, ignore_eos=True, timeout=120.0)
+        await reading.until(30)
+        driver = running.orchestrator.orchestrator.sessions[reading.session_id]
+        session = driver.session
+        redis.stop()
+        await reading.rest()
+        assert reading.error is not None
+        assert reading.error.code is grpc.StatusCode.UNAVAILABLE
+        assert "session log" in reading.error.message
+        assert len(PROMPT) + len(reading.tokens) == session.emitted == session.durable
+        assert session.durable < len(session.text) <= session.credit  # it went on deciding as far as its credit went
+        assert reading.tokens == plain(SLOW_TARGET, PROMPT, len(reading.tokens))
+
+
+async def test_a_primary_lost_under_a_stream_is_replaced() -> None:
+    with replicated() as (primary, replica), sentinel(primary) as address:
+        async with stack(SLOW_TARGET, redis_url=f"redis+sentinel://{address}/{SERVICE}") as running:
+            reading = Reading(running.client, max_tokens=400, ignore_eos=True, timeout=120.0)
+            await reading.until(50)
+            primary.stop()
+            await reading.rest()
+            assert reading.error is None
+            assert reading.tokens == plain(SLOW_TARGET, PROMPT, 400)
+            assert reading.finished is not None
+            assert reading.finished.reason is FinishReason.LENGTH
+            assert log_bytes(replica, reading.session_id) == 4 * (len(PROMPT) + 400)

@@ -12,6 +12,7 @@ from orchestrator.session.output import MOST_REPORTED, PORTION, Cursor, OtherTex
 from specwire.core.messages import Append, Emit, EmitEnd, End, FinishReason, Outcome, TokenLogprobs
 from specwire.text.output import OutputText, Release
 from tests.text.tokenizers_for_tests import byte_level
+from tests.wait import raised
 
 PROMPT_LENGTH = 2
 STOPS = ("ab", "  ", "é – 日", "zz")
@@ -98,19 +99,13 @@ def test_what_another_owner_appends_comes_behind_what_was_shown(original: Shown,
 
 
 @pytest.mark.parametrize("log", [[7, 8], [7, 9, 5], []])
-async def test_a_log_that_contradicts_what_was_shown_is_refused(log: list[int]) -> None:
+async def test_a_log_that_contradicts_what_was_shown_or_shrinks_is_refused(log: list[int]) -> None:
     output = Output(PROMPT_LENGTH)
-    await Replay(output, scanner()).extend(logged([7, 8, 5]))
-    with pytest.raises(OtherText, match="behind 2"):
-        await Replay(output, scanner()).extend(logged(log))
-
-
-async def test_a_log_that_shrinks_is_refused() -> None:
-    replay = Replay(Output(PROMPT_LENGTH), scanner())
-    await replay.extend(logged([7, 8, 5]))
-    await replay.extend(logged([7, 8, 5]))
-    with pytest.raises(OtherText, match="behind 5"):
-        await replay.extend(logged([7, 8]))
+    replay = Replay(output, scanner())
+    for _ in range(2):
+        await replay.extend(logged([7, 8, 5]))
+    await raised(OtherText, Replay(output, scanner()).extend(logged(log)), "behind 2")
+    await raised(OtherText, replay.extend(logged([7, 8])), "behind 5")
 
 
 async def test_a_long_log_does_not_hold_up_others() -> None:
@@ -134,10 +129,14 @@ async def test_a_long_log_does_not_hold_up_others() -> None:
 DIRECT = Outcome.DIRECT
 
 
-def test_a_position_within_a_piece_is_where_its_tokens_text_ends() -> None:
-    output = Output(2)
-    output.add(Emit(2, (5, 6), (DIRECT, DIRECT), "ab", (1, 2), (1, 2)))
-    assert [output.cursor_at(at).characters for at in (2, 3, 4)] == [0, 1, 2]
+def test_a_position_within_a_piece_is_where_its_tokens_text_ends_and_nothing_withheld_is_lost() -> None:
+    for text, released, ends in (("a", (1, 1), [0, 1, 1]), ("ab", (1, 2), [0, 1, 2])):  # "b" may begin a stop string
+        output = Output(2)
+        output.add(Emit(2, (5, 6), (DIRECT, DIRECT), text, (1, 2), released))
+        assert [output.cursor_at(at).characters for at in (2, 3, 4)] == ends
+        output.add(Emit(4, (7,), (DIRECT,), "abc"[len(text) :], (3,), (3,)))
+        back = output.cursor_at(4)
+        assert (back.tokens, output.since(back).text) == (2, "abc"[len(text) :])
 
 
 def test_a_piece_that_ends_within_an_append_has_the_text_that_others_would_release() -> None:

@@ -195,12 +195,11 @@ def test_an_honest_drafter_stays_within_it(pace: Pace, events: list[tuple[int, l
     assert all(quota.take(size) for size in draft(session, 50))
 
 
-def test_more_than_was_asked_for_is_refused() -> None:
+def test_more_than_was_asked_for_is_refused_and_not_charged() -> None:
     quota = Quota()
     assert not quota.take(1)
-    quota = Quota()
     quota.ask(4)
-    assert [quota.take(3), quota.take(0), quota.take(0)] == [True, True, False]
+    assert [quota.take(size) for size in (5, 3, 0, 0)] == [False, True, True, False]
 
 
 def test_a_silent_drafter_does_not_save_up_a_flood() -> None:
@@ -209,12 +208,6 @@ def test_a_silent_drafter_does_not_save_up_a_flood() -> None:
         quota.ask(32)
     assert quota.take(100)
     assert not quota.take(1)
-
-
-def test_what_is_refused_is_not_charged() -> None:
-    quota = Quota()
-    quota.ask(4)
-    assert [quota.take(5), quota.take(4)] == [False, True]
 
 
 def test_a_line_that_stalls_for_long_owes_what_was_asked() -> None:
@@ -247,17 +240,19 @@ def lost_peer() -> VerifierPeer:
     return peer
 
 
-def test_one_that_was_never_there_is_not_waited_for() -> None:
-    assert not VerifierPeer(SilentLink(), lambda: None, lambda _: None).expected_back
-
-
-def test_it_is_expected_back_until_dialling_has_failed_twice() -> None:
+def test_it_is_expected_back_until_dialling_has_failed_twice_and_is_lost_anew_with_every_link() -> None:
+    assert not VerifierPeer(SilentLink(), lambda: None, lambda _: None).expected_back  # it was never there
     peer = lost_peer()
     assert peer.expected_back
     peer.on_unreachable()
     assert peer.expected_back
     peer.on_unreachable()
     assert not peer.expected_back
+    peer.on_up(INFO)
+    assert not peer.expected_back  # it is back
+    peer.on_down()
+    peer.on_unreachable()
+    assert peer.expected_back
 
 
 def test_it_is_expected_back_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,17 +262,6 @@ def test_it_is_expected_back_for_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     assert peer.expected_back
     clock.now += 0.01
     assert not peer.expected_back
-
-
-def test_it_is_lost_anew_with_every_link() -> None:
-    peer = lost_peer()
-    peer.on_unreachable()
-    peer.on_unreachable()
-    peer.on_up(INFO)
-    assert not peer.expected_back  # it is back
-    peer.on_down()
-    peer.on_unreachable()
-    assert peer.expected_back
 
 
 def test_one_that_said_that_it_stops_is_not_waited_for() -> None:

@@ -19,6 +19,7 @@ from orchestrator.store import Bound, SessionRecord, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import Access, new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
+from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason
 from specwire.core.text import Stopping
@@ -27,8 +28,8 @@ from specwire.rpc.errors import StatusError
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, held, plain, stack
-from tests.orchestrator.test_store import alter, lose_logs, record_of
-from tests.wait import until
+from tests.orchestrator.test_store import UnsteadyStore, alter, lose_logs, record_of
+from tests.wait import raised, until
 from verify_service.engine.messages import QueuePatience
 
 LIMIT_S = 120.0
@@ -40,10 +41,9 @@ async def test_what_a_damaged_log_has_an_id_stand_for_is_no_session() -> None:
         known = running.orchestrator.orchestrator
         for request_id, forged in (("a", "x"), ("b", new_session_id("somebody else"))):
             await known.store.bind_request("", request_id, forged, 60.0, "-")
-            with pytest.raises(SpecwireError) as refused:
-                await client.complete(PROMPT, max_tokens=3, request_id=request_id)
-            assert refused.value.code is grpc.StatusCode.DATA_LOSS
-            assert request_id in str(refused.value)
+            refused = await raised(SpecwireError, client.complete(PROMPT, max_tokens=3, request_id=request_id))
+            assert refused.code is grpc.StatusCode.DATA_LOSS
+            assert request_id in str(refused)
         assert not known.sessions
 
 
@@ -52,57 +52,51 @@ async def test_the_deadline_is_that_of_the_call_that_began() -> None:
         events = running.client.generate(PROMPT, max_tokens=100, ignore_eos=True, request_id="two")
         with held(40):
             await anext(events)
-            with pytest.raises(SpecwireError) as late:
-                await hasty.complete(PROMPT, max_tokens=100, ignore_eos=True, request_id="two", timeout=0.2)
+            late = await raised(
+                SpecwireError, hasty.complete(PROMPT, max_tokens=100, ignore_eos=True, request_id="two", timeout=0.2)
+            )
         *_, finished = [event async for event in events]
-    assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert isinstance(finished, Finished)
     assert finished.reason is FinishReason.LENGTH
 
 
-async def test_a_log_that_does_not_answer_is_unavailable() -> None:
-    async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
-        running.orchestrator.orchestrator.store = DeafStore("bind_request")
-        with pytest.raises(SpecwireError) as refused:
-            await client.complete(PROMPT, max_tokens=3, request_id="unbound")
-    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
-    assert refused.value.message == "the session log does not answer"
+@pytest.mark.parametrize("call", ["bind_request", "create"])
+async def test_a_log_that_does_not_answer_is_unavailable(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated id starts what its first call could not."""
 
+    async def deaf(*_: object) -> None:
+        raise StoreUnavailable("the session log does not answer")
 
-async def test_a_repeated_id_starts_what_its_first_call_could_not() -> None:
+    wish = RequestOptions(max_tokens=3, ignore_eos=True, request_id="again")
     async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
-        running.orchestrator.orchestrator.store = store = DeafStore("create")
-        with pytest.raises(SpecwireError) as refused:
-            await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
-        store.deaf_to = ""
-        done = await running.client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
-    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+        with monkeypatch.context() as patch:
+            patch.setattr(running.orchestrator.orchestrator.store, call, deaf)
+            refused = await raised(SpecwireError, client.complete(PROMPT, **wish))
+        done = await client.complete(PROMPT, **wish)
+    assert (refused.code, refused.message) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "the session log does not answer",
+    )
     assert len(done.tokens) == 3
 
 
-async def test_calls_join_a_session_that_is_just_being_created() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_calls_join_a_session_that_is_just_being_created(leaves: bool) -> None:
+    """Also where the first caller leaves early: its session has a driver all the same."""
+    wish = RequestOptions(max_tokens=9, ignore_eos=True, request_id="slow")
     async with stack(SLOW_TARGET) as running:
         running.orchestrator.orchestrator.store = store = SlowStore()
-        calls = [asyncio.create_task(running.client.complete(PROMPT, max_tokens=3, request_id="slow"))]
+        first = asyncio.create_task(running.client.complete(PROMPT, **wish))
         await store.created.wait()
-        calls.append(asyncio.create_task(running.client.complete(PROMPT, max_tokens=3, request_id="slow")))
+        if leaves:
+            first.cancel()
+        second = asyncio.create_task(running.client.complete(PROMPT, **wish))
         await asyncio.sleep(0.1)
         store.answer.set()
-        first, second = await asyncio.gather(*calls)
-    assert first.session_id == second.session_id
-    assert first.tokens == second.tokens
-
-
-async def test_a_caller_that_leaves_early_leaves_a_session_with_a_driver() -> None:
-    async with stack(SLOW_TARGET) as running:
-        running.orchestrator.orchestrator.store = store = SlowStore()
-        call = asyncio.create_task(running.client.complete(PROMPT, max_tokens=9, ignore_eos=True, request_id="left"))
-        await store.created.wait()
-        call.cancel()
-        await asyncio.sleep(0.1)
-        store.answer.set()
-        done = await running.client.complete(PROMPT, max_tokens=9, ignore_eos=True, request_id="left")
-    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 9)
+        done = await second
+        assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 9)
+        assert leaves or (await first).session_id == done.session_id
 
 
 @pytest.mark.parametrize(
@@ -115,47 +109,44 @@ async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> 
     async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
         done = await client.complete(PROMPT, **asked)
         for prompt, options in ((PROMPT, {**asked, **other}), ((*PROMPT, 1), asked)):
-            with pytest.raises(SpecwireError) as refused:
-                await client.complete(prompt, **options)
-            assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
-            assert refused.value.message.startswith("request_id: 'mine' stands for another request")
+            refused = await raised(SpecwireError, client.complete(prompt, **options))
+            assert refused.code is grpc.StatusCode.ALREADY_EXISTS
+            assert refused.message.startswith("request_id: 'mine' stands for another request")
         again = await client.complete(PROMPT, **asked)
     assert again.session_id == done.session_id
 
 
-async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator() -> None:
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await running.another()
-            async with AsyncClient(other.address, patience=0.0) as client:
-                first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
-                await until(lambda: running.orchestrator.orchestrator.sessions)
-                with pytest.raises(SpecwireError) as refused:
-                    await client.complete(PROMPT, max_tokens=61, request_id="both")
-                same = await client.complete(PROMPT, max_tokens=60, request_id="both")
-                done = await first
-    assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
+async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator(redis: RedisServer) -> None:
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+        other = await running.another()
+        async with AsyncClient(other.address, patience=0.0) as client:
+            first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
+            await until(lambda: running.orchestrator.orchestrator.sessions)
+            refused = await raised(SpecwireError, client.complete(PROMPT, max_tokens=61, request_id="both"))
+            same = await client.complete(PROMPT, max_tokens=60, request_id="both")
+            done = await first
+    assert refused.code is grpc.StatusCode.ALREADY_EXISTS
     assert (same.session_id, same.tokens) == (done.session_id, done.tokens)
 
 
-async def test_what_is_refused_leaves_nothing_behind() -> None:
+async def test_what_is_refused_leaves_nothing_behind(redis: RedisServer) -> None:
     """Neither a key nor a place; and the same id can be used once there is room."""
     access = Access(sessions=1, tokens_per_minute=1000)
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url, access=access) as running:
-            store, tenant = running.orchestrator.orchestrator.store, ""
-            async with AsyncClient(running.client.address, patience=0.0) as client:
-                events = client.generate(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
-                with held(20):
-                    await anext(events)
-                    for tokens in (30, 999):
-                        with pytest.raises(SpecwireError) as refused:
-                            await client.complete(PROMPT, max_tokens=tokens, request_id="second")
-                        assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-                        assert await store.bound_request(tenant, "second") is None
-                joined = await client.complete(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
-                assert [event async for event in events]
-                done = await client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="second")
+    async with stack(SLOW_TARGET, redis_url=redis.url, access=access) as running:
+        store, tenant = running.orchestrator.orchestrator.store, ""
+        async with AsyncClient(running.client.address, patience=0.0) as client:
+            events = client.generate(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
+            with held(20):
+                await anext(events)
+                for tokens in (30, 999):
+                    refused = await raised(
+                        SpecwireError, client.complete(PROMPT, max_tokens=tokens, request_id="second")
+                    )
+                    assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    assert await store.bound_request(tenant, "second") is None
+            joined = await client.complete(PROMPT, max_tokens=40, ignore_eos=True, request_id="first")
+            assert [event async for event in events]
+            done = await client.complete(PROMPT, max_tokens=30, ignore_eos=True, request_id="second")
     assert list(joined.tokens) == plain(SLOW_TARGET, PROMPT, 40)
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 30)
 
@@ -168,10 +159,11 @@ async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
             await anext(events)
             await anext(events)
             for _ in range(2):
-                with pytest.raises(SpecwireError) as full:
-                    await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
-                assert full.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert full.value.retry_after is not None
+                full = await raised(
+                    SpecwireError, client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="again")
+                )
+                assert full.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert full.retry_after is not None
             await events.aclose()
             sessions = running.orchestrator.orchestrator.sessions
             await until(lambda: all(each.view.output.end is not None for each in sessions.values()))
@@ -183,7 +175,7 @@ async def test_an_id_whose_session_found_no_room_can_be_used_again() -> None:
 async def test_an_id_whose_session_is_gone_begins_another(how: str) -> None:
     """Not the old one once more: whoever still knows that one must not take the new text for its own."""
     async with stack() as running, AsyncClient(running.client.address, patience=0.0) as client:
-        store = AgeingStore()
+        store = UnsteadyStore()
         running.orchestrator.orchestrator.store = store
         first = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
         (bound,) = alter(store, "SELECT * FROM requests")
@@ -194,7 +186,7 @@ async def test_an_id_whose_session_is_gone_begins_another(how: str) -> None:
             await store.delete(first.session_id)
             # The answer to its second half was lost.
             alter(store, "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?)", *bound)
-        store.age_s = 61.0
+        store.late_s = 61.0
         second = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
         third = await client.complete(PROMPT, max_tokens=3, ignore_eos=True, request_id="old")
     assert second.session_id != first.session_id
@@ -203,7 +195,7 @@ async def test_an_id_whose_session_is_gone_begins_another(how: str) -> None:
 
 async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
     """However long: with its signs of life its owner renews what was bound at its beginning."""
-    store = AgeingStore()
+    store = UnsteadyStore()
     now = 0.0
     record = record_of("long", tenant="t", request_id="r", request_digest="d")
     fence = await store.create(record, 60.0)
@@ -211,7 +203,7 @@ async def test_an_id_stands_for_its_session_for_as_long_as_that_runs() -> None:
     appender._now = lambda: now  # the loop's clock: the store's is the test's own, too
     await store.bind_request("t", "r", "long", 90.0, "d")
     for now in range(0, 600, 5):
-        store.age_s = now
+        store.late_s = now
         await appender.renew()
     assert await store.bound_request("t", "r") == Bound("long", "d")
     await appender.write(Append(3, (), (), End(FinishReason.ERROR, "no verifier", 0)), repeatable=True)
@@ -226,68 +218,66 @@ def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("long_lease")
-async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over_at_once() -> None:
+async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over_at_once(redis: RedisServer) -> None:
     """Its owner died before it could say Started; it is not waited for until its lease is over."""
     request = generation_pb2.GenerateRequest(request_id="early", take_over=True)
     request.tokens.ids.extend(PROMPT)
     request.stopping.max_tokens = 20
     request.stopping.ignore_eos = True
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            store = running.orchestrator.orchestrator.store
-            target = running.orchestrator.orchestrator.pool.require_target()
-            dead = record_of(
-                new_session_id(""),
-                tenant="",
-                request_id="early",
-                prompt=PROMPT,
-                sampling=Sampling(),
-                stopping=Stopping(20, ignore_eos=True),
-                stop=(),
-                created=time.time(),
-                weights_fingerprint=target.identity.weights,
-                vocabulary_fingerprint=target.identity.vocabulary,
-                tokenizer_fingerprint=target.identity.tokenizer,
-                eos_ids=target.identity.eos_ids,
-                request_digest=digest_of(request),
-            )
-            await store.bind_request("", "early", dead.session_id, 60.0, dead.request_digest)
-            await store.create(dead, 60.0, "an orchestrator that is dead")
-            async with open_channel(running.orchestrator.address) as channel, asyncio.timeout(LIMIT_S):
-                stub = generation_pb2_grpc.GenerationServiceStub(channel)
-                told = [each async for each in stub.Generate(request)]
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+        store = running.orchestrator.orchestrator.store
+        target = running.orchestrator.orchestrator.pool.require_target()
+        dead = record_of(
+            new_session_id(""),
+            tenant="",
+            request_id="early",
+            prompt=PROMPT,
+            sampling=Sampling(),
+            stopping=Stopping(20, ignore_eos=True),
+            stop=(),
+            created=time.time(),
+            weights_fingerprint=target.identity.weights,
+            vocabulary_fingerprint=target.identity.vocabulary,
+            tokenizer_fingerprint=target.identity.tokenizer,
+            eos_ids=target.identity.eos_ids,
+            request_digest=digest_of(request),
+        )
+        await store.bind_request("", "early", dead.session_id, 60.0, dead.request_digest)
+        await store.create(dead, 60.0, "an orchestrator that is dead")
+        async with open_channel(running.orchestrator.address) as channel, asyncio.timeout(LIMIT_S):
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            told = [each async for each in stub.Generate(request)]
     assert told[0].started.session_id == dead.session_id
     assert [token for each in told for token in each.chunk.tokens] == plain(SLOW_TARGET, PROMPT, 20)
 
 
 @pytest.mark.usefixtures("long_lease")
-async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just_created() -> None:
+async def test_a_client_goes_on_at_once_with_what_its_orchestrator_had_only_just_created(redis: RedisServer) -> None:
     """That one is gone before it could say Started; another one does not wait until it has been silent for long."""
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await running.another()
-            dying = running.orchestrator.orchestrator
-            create, created = dying.store.create, asyncio.Event()
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+        other = await running.another()
+        dying = running.orchestrator.orchestrator
+        create, created = dying.store.create, asyncio.Event()
 
-            async def create_and_die(*args: Any) -> int:
-                fence = await create(*args)
-                created.set()
-                await asyncio.sleep(10 * LIMIT_S)
-                return fence
+        async def create_and_die(*args: Any) -> int:
+            fence = await create(*args)
+            created.set()
+            await asyncio.sleep(10 * LIMIT_S)
+            return fence
 
-            # Its process ends in the middle of it.
-            dying.store.create = create_and_die  # type: ignore[method-assign,assignment]
-            async with AsyncClient([running.orchestrator.address, other.address]) as client:
-                call = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True))
-                async with asyncio.timeout(LIMIT_S):
-                    await created.wait()
-                    await running.orchestrator._server.stop(0.0)
-                    done = await call
-            assert other.orchestrator.tally.claims == 1
+        # Its process ends in the middle of it.
+        dying.store.create = create_and_die  # type: ignore[method-assign,assignment]
+        async with AsyncClient([running.orchestrator.address, other.address]) as client:
+            call = asyncio.create_task(client.complete(PROMPT, max_tokens=20, ignore_eos=True))
+            async with asyncio.timeout(LIMIT_S):
+                await created.wait()
+                await running.orchestrator._server.stop(0.0)
+                done = await call
+        assert other.orchestrator.tally.claims == 1
     assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 20)
 
 
-async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_for_ever() -> None:
+async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_for_ever(redis: RedisServer) -> None:
     """Each claims at most once, and then reads on what the other one writes."""
     request = generation_pb2.GenerateRequest(request_id="two", take_over=True)
     request.tokens.ids.extend(PROMPT)
@@ -299,23 +289,14 @@ async def test_two_that_lost_their_connections_do_not_take_it_from_each_other_fo
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             return [token async for each in stub.Generate(request) for token in each.chunk.tokens]
 
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-            other = await running.another()
-            both = running.orchestrator, other
-            async with asyncio.timeout(LIMIT_S):
-                texts = await asyncio.gather(*(told(each.address) for each in (*both, *both)))
-            claims = sum(each.orchestrator.tally.claims for each in both)
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
+        other = await running.another()
+        both = running.orchestrator, other
+        async with asyncio.timeout(LIMIT_S):
+            texts = await asyncio.gather(*(told(each.address) for each in (*both, *both)))
+        claims = sum(each.orchestrator.tally.claims for each in both)
     assert texts == [plain(SLOW_TARGET, PROMPT, 150)] * 4
     assert claims <= 4
-
-
-class AgeingStore(SqliteStore):
-    """Its clock goes on by itself and by what a test adds."""
-
-    def __init__(self) -> None:
-        self.age_s = 0.0
-        super().__init__(clock=lambda: time.time() + self.age_s)
 
 
 class SlowStore(SqliteStore):
@@ -333,30 +314,6 @@ class SlowStore(SqliteStore):
         self.created.set()
         await self.answer.wait()
         return fence
-
-
-class DeafStore(SqliteStore):
-    """Does not answer one of the calls."""
-
-    def __init__(self, deaf_to: str) -> None:
-        super().__init__()
-        self.deaf_to = deaf_to
-
-    async def create(
-        self, record: SessionRecord, ttl_s: float, owner: str = "", retention_s: float | None = None
-    ) -> int:
-        self._hear("create")
-        return await super().create(record, ttl_s, owner, retention_s)
-
-    async def bind_request(
-        self, tenant: str, request_id: str, session_id: str, ttl_s: float, digest: str = "", gone: str = ""
-    ) -> Bound:
-        self._hear("bind_request")
-        return await super().bind_request(tenant, request_id, session_id, ttl_s, digest, gone)
-
-    def _hear(self, call: str) -> None:
-        if call == self.deaf_to:
-            raise StoreUnavailable("the session log does not answer")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from specwire.client import AsyncClient, Completion, SpecwireError, Started
 from specwire.client.events import Stats
 from specwire.rpc.keys import Keys
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
+from tests.wait import raised
 
 SECRET = tuple(index % 50 + 3 for index in range(30))
 TOKENS = {"ada": "the-token-of-ada", "bob": "the-token-of-bob"}
@@ -44,11 +45,16 @@ async def cached(door: RunningOrchestrator, tenant: str, prompt: tuple[int, ...]
     return done.stats.cached_tokens
 
 
-async def cached_over_http(door: RunningOrchestrator, tenant: str, prompt: tuple[int, ...] = SECRET) -> int:
-    wish = {"prompt": list(prompt), "max_tokens": LENGTH, "ignore_eos": True, "temperature": 0}
+async def answered(door: RunningOrchestrator, tenant: str, length: int, *wishes: dict[str, Any]) -> list[Any]:
+    """What HTTP answers this tenant, wish by wish."""
+    whole = {"max_tokens": length, "ignore_eos": True, "temperature": 0}
     headers = {"Authorization": f"Bearer {TOKENS[tenant]}"}
     async with httpx.AsyncClient(base_url=str(door.http), timeout=LIMIT_S, headers=headers) as client:
-        answer = (await client.post("/v1/completions", json=wish)).json()
+        return [(await client.post("/v1/completions", json=whole | wish)).json() for wish in wishes]
+
+
+async def cached_over_http(door: RunningOrchestrator, tenant: str) -> int:
+    (answer,) = await answered(door, tenant, LENGTH, {"prompt": SECRET})
     found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert found == answer["choices"][0]["specwire"]["stats"]["cached_tokens"]
     return found
@@ -102,9 +108,8 @@ async def test_a_parent_is_its_tenant_s_alone() -> None:
             async for _ in events:
                 pass
             turn = await ada.complete((4, 5), max_tokens=2, parent=started.session_id, timeout=LIMIT_S)
-        with pytest.raises(SpecwireError) as unknown:
-            await cached(door, "bob", (4, 5), parent=started.session_id)
-        assert unknown.value.code is grpc.StatusCode.NOT_FOUND
+        unknown = await raised(SpecwireError, cached(door, "bob", (4, 5), parent=started.session_id))
+        assert unknown.code is grpc.StatusCode.NOT_FOUND
         # Nor by sending all of it: what the parent has said is known to who was told.
         said = plain(TARGET, SECRET, LENGTH)
         assert await cached(door, "bob", (*SECRET, *said, 4, 5)) == 0
@@ -167,23 +172,20 @@ async def test_a_private_request_gives_nothing_and_takes_nothing() -> None:
 
 async def test_over_http() -> None:
     async with serving(Access(KEYS), target=TEXTS) as (door,):
-        wish = {"prompt": list(ASKED), "max_tokens": TEXT_LENGTH, "ignore_eos": True, "temperature": 0}
-        headers = {"Authorization": f"Bearer {TOKENS['ada']}"}
-        accepted = []
-        async with httpx.AsyncClient(base_url=str(door.http), timeout=LIMIT_S, headers=headers) as client:
-            for private in (False, True, False):
-                answer = (await client.post("/v1/completions", json={**wish, "private": private})).json()
-                accepted.append(answer["choices"][0]["specwire"]["stats"]["accepted_ngram"])
+        wishes = [{"prompt": ASKED, "private": private} for private in (False, True, False)]
+        answers = await answered(door, "ada", TEXT_LENGTH, *wishes)
+    accepted = [answer["choices"][0]["specwire"]["stats"]["accepted_ngram"] for answer in answers]
     assert max(accepted[:2]) < TEXT_LENGTH / 10
     assert accepted[2] > TEXT_LENGTH / 2
 
 
-async def test_a_deleted_session_is_proposed_no_more() -> None:
+async def test_a_deleted_session_is_proposed_no_more_nor_found_in_a_cache() -> None:
     async with serving(Access(KEYS), target=TEXTS) as (door,):
         async with AsyncClient(door.address, token=TOKENS["ada"]) as client:
             done = await client.complete(ASKED, max_tokens=TEXT_LENGTH, ignore_eos=True, timeout=LIMIT_S)
             await client.delete_session(done.session_id)
-        assert (await stats_of(door, "ada")).accepted_ngram == done.stats.accepted_ngram
+        again = await stats_of(door, "ada")
+    assert (again.accepted_ngram, again.cached_tokens) == (done.stats.accepted_ngram, 0)
 
 
 async def test_without_keys_all_callers_are_one_and_each_has_its_own_text_only() -> None:
@@ -220,16 +222,12 @@ def test_scopes_tell_tenants_apart_and_nothing_about_them() -> None:
     assert b"ada" not in one.cache_scope("ada")
 
 
-async def test_what_is_deleted_is_not_found_in_a_cache_again() -> None:
-    async with stack() as running:
-        first = await said(running.client, SECRET)
-        await running.client.delete_session(first.session_id)
-        assert (await said(running.client, SECRET)).stats.cached_tokens == 0
-
-
 @pytest.mark.parametrize("priority", [-101, 101])
 async def test_a_priority_out_of_range_is_refused_by_name(priority: int) -> None:
     async with stack() as running:
-        with pytest.raises(SpecwireError, match=f"priority: must be from -100 to 100, not {priority}") as refused:
-            await running.client.complete(SECRET, max_tokens=1, priority=priority)
-    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        refused = await raised(
+            SpecwireError,
+            running.client.complete(SECRET, max_tokens=1, priority=priority),
+            f"priority: must be from -100 to 100, not {priority}",
+        )
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT

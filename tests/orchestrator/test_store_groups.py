@@ -15,13 +15,7 @@ from redis import Redis
 from redis.crc import key_slot
 
 from bench.harness.certificates import Authority
-from orchestrator.store import (
-    AppendReply,
-    Fenced,
-    SessionStore,
-    StoreUnavailable,
-    open_store,
-)
+from orchestrator.store import AppendReply, Fenced, SessionStore, StoreUnavailable, open_store
 from orchestrator.store.scripts import session_keys
 from specwire.core.messages import Append, Outcome
 from tests.orchestrator.redis_for_tests import RedisServer
@@ -42,6 +36,7 @@ from tests.orchestrator.redis_groups import (
 )
 from tests.orchestrator.redis_tls import encrypted, url_of
 from tests.orchestrator.test_store import log_of, record_of
+from tests.wait import raised
 
 A = Outcome.ACCEPTED
 TTL = 600.0
@@ -76,8 +71,7 @@ async def test_sentinels_lead_to_the_primary_and_after_its_loss_to_the_next() ->
                 client.set("last", "1")
                 assert client.wait(1, int(LIMIT_S * 1000)) == 1
             primary.stop()
-            with pytest.raises(StoreUnavailable):
-                await store.append("s", fence, Append(4, (8,), (A,)))
+            await raised(StoreUnavailable, store.append("s", fence, Append(4, (8,), (A,))))
             assert await repeated(lambda: store.append("s", fence, Append(4, (8,), (A,)))) == AppendReply(5, False)
             assert replication(replica, "role") == "master"
             assert log_bytes(replica, "s") == 4 * 5
@@ -117,8 +111,7 @@ async def test_of_two_claims_the_later_one_is_newer_on_a_replica_that_lacks_the_
         async with opened(replica.url) as log:
             claimed = await log.claim("s", "third", fence, at_us + 1)
             assert (claimed.tokens, claimed.fence) == ((7,), lost + 1)
-            with pytest.raises(Fenced):
-                await log.append("s", lost, Append(6, (1,), (A,)))
+            await raised(Fenced, log.append("s", lost, Append(6, (1,), (A,))))
 
 
 async def test_a_write_counts_when_replicas_have_it() -> None:
@@ -132,9 +125,8 @@ async def test_a_write_counts_when_replicas_have_it() -> None:
             assert log.silent_s < TTL / 2
             assert await store.read("nobody") is None
             replica.pause()
-            with pytest.raises(StoreUnavailable, match="0 of 1 replicas") as short:
-                await store.append("s", fence, Append(4, (8,), (A,)))
-            assert not short.value.refused  # a replica that is gone for a moment ends no session
+            short = await raised(StoreUnavailable, store.append("s", fence, Append(4, (8,), (A,))), "0 of 1 replicas")
+            assert not short.refused  # a replica that is gone for a moment ends no session
             with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):  # nor is it read, and shown to anybody
                 await store.read("s")
             replica.resume()
@@ -154,8 +146,7 @@ async def test_a_write_counts_when_it_is_on_the_disk() -> None:
             server.stop()
             server.settings["appendfsync"] = "everysec"
             server.start()
-            with pytest.raises(StoreUnavailable):
-                await store.append("s", fence, Append(6, (1,), (A,)))
+            await raised(StoreUnavailable, store.append("s", fence, Append(6, (1,), (A,))))
             with pytest.raises(StoreUnavailable, match="redis-fsync needs .*; Redis has appendfsync everysec"):
                 await store.append("s", fence, Append(6, (1,), (A,)))
 
@@ -167,9 +158,10 @@ async def test_a_redis_that_does_not_force_writes_to_its_disk_is_refused() -> No
         with client_of(server) as client:
             client.acl_setuser("plain", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all", "-config"])
         url = f"unix://plain:secret@{server.socket}"
-        with pytest.raises(StoreUnavailable, match="redis-fsync cannot be checked.*permissions") as refused:
-            await open_store(url, durability="redis-fsync")
-        assert "secret" not in str(refused.value)
+        refused = await raised(
+            StoreUnavailable, open_store(url, durability="redis-fsync"), "redis-fsync cannot be checked.*permissions"
+        )
+        assert "secret" not in str(refused)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +180,7 @@ async def test_a_redis_that_does_not_force_writes_to_its_disk_is_refused() -> No
     ],
 )
 async def test_a_level_that_does_not_fit_is_refused(url: str, durability: str, says: str) -> None:
-    with pytest.raises(StoreUnavailable, match=says):
-        await open_store(url, durability=durability)
+    await raised(StoreUnavailable, open_store(url, durability=durability), says)
 
 
 async def test_an_acl_user_needs_no_more_than_the_scripts_do() -> None:
@@ -212,35 +203,24 @@ async def test_an_acl_user_needs_no_more_than_the_scripts_do() -> None:
             await store.strike("w", ["s"])
             await store.tail("s", 0)
             await store.delete("s")
-        with pytest.raises(StoreUnavailable, match=r"unix://specwire:\*\*\*@") as refused:
-            await open_store(f"unix://specwire:wrong-secret@{server.socket}")
-        assert "wrong-secret" not in str(refused.value)
+        refused = await raised(
+            StoreUnavailable, open_store(f"unix://specwire:wrong-secret@{server.socket}"), r"unix://specwire:\*\*\*@"
+        )
+        assert "wrong-secret" not in str(refused)
 
 
-async def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path, mutual: bool) -> None:
+    """mutual: the Redis wants one, too."""
     authority, stranger = Authority(), Authority("stranger")
-    with RedisServer() as server, encrypted(server, authority, tmp_path) as address:
-        async with opened(url_of(address, authority, tmp_path)) as store:
+    with RedisServer() as server, encrypted(server, authority, tmp_path, mutual) as address:
+        async with opened(url_of(address, authority, tmp_path, shown=authority if mutual else None)) as store:
             fence = await store.create(record_of("s"), TTL)
             assert await store.append("s", fence, Append(3, (7,), (A,))) == AppendReply(4, False)
-        with pytest.raises(StoreUnavailable, match="certificate"):
-            await open_store(url_of(address, stranger, tmp_path))
-
-
-async def test_a_redis_that_wants_a_certificate_is_shown_one(tmp_path: Path) -> None:
-    authority, stranger = Authority(), Authority("stranger")
-    with RedisServer() as server, encrypted(server, authority, tmp_path, mutual=True) as address:
-        async with opened(url_of(address, authority, tmp_path, shown=authority)) as store:
-            fence = await store.create(record_of("s"), TTL)
-            assert await store.append("s", fence, Append(3, (7,), (A,))) == AppendReply(4, False)
-            assert (await store.claim("s", "other")).tokens == (7,)
-        for lacking in (
-            url_of(address, authority, tmp_path),
-            url_of(address, authority, tmp_path, shown=stranger),
-            f"redis://{address}/0",
-        ):
-            with pytest.raises(StoreUnavailable):
-                await open_store(lacking)
+        await raised(StoreUnavailable, open_store(url_of(address, stranger, tmp_path)), "certificate")
+        lacking = url_of(address, authority, tmp_path), url_of(address, authority, tmp_path, shown=stranger)
+        for url in (*(lacking if mutual else ()), f"redis://{address}/0"):
+            await raised(StoreUnavailable, open_store(url))
         with client_of(server) as client:
             assert set(client.keys()) >= {key.encode() for key in session_keys("s")}
 
@@ -262,8 +242,7 @@ async def test_a_clusters_replica_takes_over_with_what_was_acknowledged() -> Non
                 client.set("{" + name + "}last", "1")
                 assert client.wait(1, int(LIMIT_S * 1000)) == 1
             nodes[0].stop()
-            with pytest.raises(StoreUnavailable):
-                await store.append(name, fence, Append(4, (8,), (A,)))
+            await raised(StoreUnavailable, store.append(name, fence, Append(4, (8,), (A,))))
             with client_of(replica) as client:
                 ask(client, "CLUSTER", "FAILOVER", "TAKEOVER")
             assert await repeated(lambda: store.append(name, fence, Append(4, (8,), (A,)))) == AppendReply(5, False)

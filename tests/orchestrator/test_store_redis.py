@@ -38,7 +38,7 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.test_appender import Output
 from tests.orchestrator.test_store import log_of, record_of
 from tests.orchestrator.test_store_groups import repeated
-from tests.wait import LIMIT_S, eventually, until
+from tests.wait import LIMIT_S, eventually, raised, until
 
 A = Outcome.ACCEPTED
 TTL = 60.0
@@ -47,28 +47,22 @@ TIMEOUT, SOON = 30.0, 1.0
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-async def store(server: RedisServer) -> AsyncIterator[SessionStore]:
-    opened = await open_store(server.url, timeout_s=TIMEOUT)
+async def store(redis: RedisServer) -> AsyncIterator[SessionStore]:
+    opened = await open_store(redis.url, timeout_s=TIMEOUT)
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-async def hasty(server: RedisServer) -> AsyncIterator[SessionStore]:
-    opened = await repeated(lambda: open_store(server.url, timeout_s=SOON))
+async def hasty(redis: RedisServer) -> AsyncIterator[SessionStore]:
+    opened = await repeated(lambda: open_store(redis.url, timeout_s=SOON))
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-def raw(server: RedisServer) -> Iterator[Redis]:
-    client = Redis(unix_socket_path=str(server.socket))
+def raw(redis: RedisServer) -> Iterator[Redis]:
+    client = Redis(unix_socket_path=str(redis.socket))
     yield client
     client.close()
 
@@ -139,80 +133,65 @@ async def test_a_tick_is_one_round_trip(store: SessionStore, monkeypatch: pytest
 
 
 async def test_a_silent_server_leaves_the_outcome_unknown_and_a_repeat_settles_it(
-    store: SessionStore, hasty: SessionStore, server: RedisServer
+    store: SessionStore, hasty: SessionStore, redis: RedisServer
 ) -> None:
-    fence = await store.create(record_of("s"), TTL)
-    server.pause()
-    with pytest.raises(StoreUnavailable, match="the session log does not answer"):
-        await hasty.append("s", fence, Append(3, (7, 8), (A, A)))
-    server.resume()
-    assert (await repeated(lambda: hasty.append("s", fence, Append(3, (7, 8), (A, A))))).length == 5
-    log = await log_of(store, "s")
-    assert log.tokens == (7, 8)
-
-
-async def test_a_late_reply_is_never_taken_for_another_calls(
-    store: SessionStore, hasty: SessionStore, server: RedisServer
-) -> None:
+    """And its late reply is never taken for another call's."""
     fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
-    server.pause()
-    with pytest.raises(StoreUnavailable):
-        await hasty.append("a", fences["a"], Append(3, (7, 8), (A, A), End(FinishReason.EOS, "", 2)))
-    server.resume()
+    late = Append(3, (7, 8), (A, A), End(FinishReason.EOS, "", 2))
+    redis.pause()
+    await raised(StoreUnavailable, hasty.append("a", fences["a"], late), "the session log does not answer")
+    redis.resume()
     assert await repeated(lambda: hasty.append("b", fences["b"], Append(3, (1,), (A,)))) == AppendReply(4, False)
     log = await log_of(store, "a")
     assert (log.tokens, log.reason) in (((), None), ((7, 8), FinishReason.EOS))
+    assert (await repeated(lambda: hasty.append("a", fences["a"], late))).length == 5
+    log = await log_of(store, "a")
+    assert (log.tokens, log.reason) == ((7, 8), FinishReason.EOS)
 
 
-async def test_a_cancelled_caller_does_not_disturb_the_others(store: SessionStore, server: RedisServer) -> None:
+async def test_a_cancelled_caller_does_not_disturb_the_others(store: SessionStore, redis: RedisServer) -> None:
     fences = {name: await store.create(record_of(name), TTL) for name in "ab"}
     leaving = asyncio.create_task(store.append("a", fences["a"], Append(3, (7,), (A,))))
     staying = asyncio.create_task(store.append("b", fences["b"], Append(3, (8,), (A,))))
     await asyncio.sleep(0)
     leaving.cancel()
     assert (await staying).length == 4
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
+    await raised(asyncio.CancelledError, leaving)
     assert (await store.append("a", fences["a"], Append(3, (7,), (A,)))).length == 4
 
 
-async def test_a_restarted_server_has_lost_the_log_and_says_so(store: SessionStore, server: RedisServer) -> None:
+async def test_a_restarted_server_has_lost_the_log_and_says_so(store: SessionStore, redis: RedisServer) -> None:
     fence = await store.create(record_of("s"), TTL)
-    server.stop()
-    with pytest.raises(StoreUnavailable):
-        await store.append("s", fence, Append(3, (7,), (A,)))
-    server.start()
-    with pytest.raises(MissingSession):
-        await store.append("s", fence, Append(3, (7,), (A,)))
+    redis.stop()
+    await raised(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))))
+    redis.start()
+    await raised(MissingSession, store.append("s", fence, Append(3, (7,), (A,))))
     await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
     assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
-    with pytest.raises(SessionExists):
-        await store.create(record_of("s"), TTL)
+    await raised(SessionExists, store.create(record_of("s"), TTL))
 
 
-async def test_many_who_wait_for_a_silent_server_hear_of_it_together(hasty: SessionStore, server: RedisServer) -> None:
+async def test_many_who_wait_for_a_silent_server_hear_of_it_together(hasty: SessionStore, redis: RedisServer) -> None:
     """Not one round trip after the other."""
 
     def all_ask() -> list[asyncio.Task[StoredSession | None]]:
         return [asyncio.create_task(hasty.read("s")) for _ in range(5 * MOST_AT_ONCE)]
 
-    server.pause()
+    redis.pause()
     done = await asyncio.gather(*all_ask(), return_exceptions=True)
     assert all(isinstance(error, StoreUnavailable) for error in done)
-    server.resume()
+    redis.resume()
     assert set(await repeated(lambda: asyncio.gather(*all_ask()))) == {None}
 
 
-async def test_closing_fails_what_still_waits(store: SessionStore, server: RedisServer) -> None:
-    server.pause()
+async def test_closing_fails_what_still_waits(store: SessionStore, redis: RedisServer) -> None:
+    redis.pause()
     waiting = asyncio.create_task(store.read("s"))
     await asyncio.sleep(0.01)
     await store.close()
-    server.resume()
-    with pytest.raises(StoreUnavailable, match="closed"):
-        await waiting
-    with pytest.raises(StoreUnavailable, match="closed"):
-        await store.read("s")
+    redis.resume()
+    await raised(StoreUnavailable, waiting, "closed")
+    await raised(StoreUnavailable, store.read("s"), "closed")
 
 
 async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: SessionStore, raw: Redis) -> None:
@@ -220,8 +199,7 @@ async def test_a_server_out_of_memory_refuses_and_nothing_changes(store: Session
     raw.config_set("maxmemory", "1")
     with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
         await store.append("s", fence, Append(3, (7,), (A,)))
-    with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
-        await store.ping()
+    await raised(StoreUnavailable, store.ping(), "takes no writes: Redis has no memory left")
     raw.config_set("maxmemory", "0")
     await store.ping()
     log = await log_of(store, "s")
@@ -243,8 +221,7 @@ async def test_a_server_out_of_memory_begins_no_log_and_writes_none_again(
     before = [raw.dump(key) for key in keys]
     raw.config_set("maxmemory", "1")
     if held == "nothing":
-        with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
-            await store.create(record, TTL)
+        await raised(StoreUnavailable, store.create(record, TTL), "takes no writes: Redis has no memory left")
     newer = fence + 1 if held == "an older fence" else fence
     with pytest.raises(StoreUnavailable, match="takes no writes: Redis has no memory left"):
         await store.recreate(record, Append(3, (7, 8), (A, A)), newer, TTL)
@@ -261,16 +238,15 @@ async def test_a_server_out_of_memory_reads_deletes_and_is_given_signs_of_life(s
     assert (await store.append("s", fence, Append(3, (), ()))).length == 3
     assert await store.read("s") is not None
     await store.delete("s")
-    with pytest.raises(DeletedSession):
-        await store.read("s")
+    await raised(DeletedSession, store.read("s"))
     assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
 
 
 @pytest.mark.parametrize("fault", [unwritable, replica], ids=["disk", "replica"])
 async def test_what_refuses_writes_says_so_in_a_sentence(fault: Fault) -> None:
     """Redis' own words, with the scripts' hashes, are for operators."""
-    with RedisServer(save="3600 1") as server, Redis(unix_socket_path=str(server.socket)) as raw:
-        store = await open_store(server.url, timeout_s=TIMEOUT)
+    with RedisServer(save="3600 1") as redis, Redis(unix_socket_path=str(redis.socket)) as raw:
+        store = await open_store(redis.url, timeout_s=TIMEOUT)
         fence = await store.create(record_of("s"), TTL)
         await store.ping()
         with fault(raw) as meaning:
@@ -279,24 +255,23 @@ async def test_what_refuses_writes_says_so_in_a_sentence(fault: Fault) -> None:
                 store.append("s", fence, Append(3, (7,), (A,))),
                 store.create(record_of("t"), TTL),
             ):
-                with pytest.raises(StoreUnavailable) as caught:
-                    await call
-                assert str(caught.value) == f"the session log takes no writes: {meaning}"
-                assert caught.value.refused is (fault is unwritable)
-                assert caught.value.detail
+                caught = await raised(StoreUnavailable, call)
+                assert str(caught) == f"the session log takes no writes: {meaning}"
+                assert caught.refused is (fault is unwritable)
+                assert caught.detail
             assert await store.read("s") is not None
         await store.ping()
         await store.close()
 
 
 async def test_a_failover_does_not_end_a_session_that_has_just_begun(
-    server: RedisServer, raw: Redis, monkeypatch: pytest.MonkeyPatch
+    redis: RedisServer, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For some seconds the server is a read-only replica; only what lasts is given up so soon."""
     monkeypatch.setattr("orchestrator.session.appender.REFUSED_S", 0.0)
     refusals: asyncio.Queue[StoreUnavailable] = asyncio.Queue()
 
-    store = await open_store(server.url, timeout_s=TIMEOUT)
+    store = await open_store(redis.url, timeout_s=TIMEOUT)
     append = store.append
 
     async def heard(*args: Any, **named: Any) -> AppendReply:
@@ -339,24 +314,19 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
     meta, tokens, _ = session_keys("s")
     fence = await store.create(record_of("s"), TTL)
     raw.append(tokens, b"odd")
-    with pytest.raises(DamagedLog, match="no whole number of tokens"):
-        await store.read("s")
-    with pytest.raises(Gap):
-        await store.append("s", fence, Append(3, (7,), (A,)))
+    await raised(DamagedLog, store.read("s"), "no whole number of tokens")
+    await raised(Gap, store.append("s", fence, Append(3, (7,), (A,))))
     await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
     assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
     raw.hset(meta, "prompt", "long")
-    with pytest.raises(Gap):
-        await store.append("s", fence, Append(5, (9,), (A,)))
+    await raised(Gap, store.append("s", fence, Append(5, (9,), (A,))))
     raw.hset(meta, "fence", "newest")
-    with pytest.raises(StaleLog, match="its fence is no number"):
-        await store.append("s", fence, Append(5, (9,), (A,)))
+    await raised(StaleLog, store.append("s", fence, Append(5, (9,), (A,))), "its fence is no number")
     raw.delete(meta)
     raw.set(meta, "no hash")
     for call in (store.read("s"), store.claim("s", "me"), store.delete("s")):
-        with pytest.raises(StoreUnavailable, match="the session log refused the call$") as caught:
-            await call
-        assert "WRONGTYPE" in caught.value.detail
+        caught = await raised(StoreUnavailable, call, "the session log refused the call$")
+        assert "WRONGTYPE" in caught.detail
     raw.set(request_key("t", "r"), b"\xff")
     assert (await store.bind_request("t", "r", "s", TTL)).session_id == "\ufffd"
 
@@ -367,8 +337,7 @@ async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionS
     await store.append("s", fence, Append(3, (7, 8), (A, A)))
     for part in session_keys("s"):
         raw.delete(part)
-        with pytest.raises((Gap, MissingSession)):
-            await store.append("s", fence, Append(5, (9,), (A,)))
+        await raised((Gap, MissingSession), store.append("s", fence, Append(5, (9,), (A,))))
         await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
         log = await log_of(store, "s")
         assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
@@ -400,15 +369,13 @@ async def test_what_cannot_be_read_is_not_claimed_and_its_owner_writes_it_again(
     for token in (7, 8):
         await append(owner, held, token)
     DAMAGES[damage](raw, session_keys("s"))
-    with pytest.raises(DamagedLog):
-        await store.claim("s", "taker")
+    await raised(DamagedLog, store.claim("s", "taker"))
     await append(owner, held, 9)
     log = await store.claim("s", "taker")
     assert (log.record, log.tokens, len(log.logprobs), log.owner) == (record, (7, 8, 9), 3, "taker")
     assert log.fence > fence
     assert not raw.hexists(session_keys("s")[META], "damaged")
-    with pytest.raises(Fenced):
-        await append(owner, held, 10)
+    await raised(Fenced, append(owner, held, 10))
 
 
 @pytest.mark.parametrize("key", [META, TOKENS, OUTCOMES])
@@ -442,10 +409,8 @@ async def test_damage_that_a_reader_finds_is_mended_too(store: SessionStore, raw
     raw.setrange(session_keys("s")[OUTCOMES], 0, b"\xff")
     assert await store.tail("s", 1) is not None
     for look in (store.read("s"), store.tail("s", 0)):
-        with pytest.raises(DamagedLog):
-            await look
-    with pytest.raises(Gap):
-        await store.append("s", fence, Append(5, (9,), (A,)))
+        await raised(DamagedLog, look)
+    await raised(Gap, store.append("s", fence, Append(5, (9,), (A,))))
     await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
     assert (await store.append("s", fence, Append(5, (9,), (A,)))).length == 6
 
@@ -501,10 +466,10 @@ async def test_a_damaged_lifetime_leaves_no_key_without_an_end(
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("arguments", [(), (1,)], ids=["whole", "tail"])
 async def test_a_settled_read_of_a_log_without_a_lifetime_gives_it_one(
-    server: RedisServer, raw: Redis, ended: bool, arguments: tuple[int, ...]
+    redis: RedisServer, raw: Redis, ended: bool, arguments: tuple[int, ...]
 ) -> None:
     """It is read with a write, of the lifetime that it has."""
-    store = await open_store(server.url)
+    store = await open_store(redis.url)
     assert isinstance(store, RedisStore)
     fence = await store.create(record_of("s"), TTL, retention_s=5.0)
     await store.append("s", fence, Append(3, (7,), (A,)))
@@ -572,9 +537,8 @@ async def test_only_what_is_new_is_read_of_a_log(store: SessionStore, monkeypatc
     ],
 )
 async def test_a_url_that_cannot_be_used_is_named_without_its_password(url: str, named: str) -> None:
-    with pytest.raises(StoreUnavailable, match=named) as caught:
-        await open_store(url, timeout_s=TIMEOUT)
-    assert "secret" not in str(caught.value)
+    caught = await raised(StoreUnavailable, open_store(url, timeout_s=TIMEOUT), named)
+    assert "secret" not in str(caught)
 
 
 @dataclass
@@ -610,11 +574,11 @@ async def test_someone_who_is_no_redis_is_given_up_on(taken_address: str) -> Non
         await open_store(f"redis://{taken_address}", timeout_s=SOON, opening_s=SOON)
 
 
-async def test_a_server_that_answers_late_is_waited_for_at_the_start(server: RedisServer, openings: Openings) -> None:
-    server.pause()
-    opening = asyncio.create_task(open_store(server.url, timeout_s=SOON, opening_s=LIMIT_S))
+async def test_a_server_that_answers_late_is_waited_for_at_the_start(redis: RedisServer, openings: Openings) -> None:
+    redis.pause()
+    opening = asyncio.create_task(open_store(redis.url, timeout_s=SOON, opening_s=LIMIT_S))
     await until(lambda: openings.tries == 2 or opening.done())
-    server.resume()
+    redis.resume()
     store = await opening
     assert store.durability == "redis"
     await store.close()

@@ -34,7 +34,7 @@ from orchestrator.store.sqlite_file import EXPIRING, PAGE_BYTES, WAL_HEAD_BYTES,
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason, TokenLogprobs
 from tests.orchestrator.test_store import TTL, A, D, alter, log_of, logs_of, record_of
-from tests.wait import until
+from tests.wait import raised, until
 
 FULL = "the session log takes no writes: its disk is full"
 UNWRITABLE = "the session log takes no writes: its file cannot be written"
@@ -207,10 +207,13 @@ async def test_a_text_of_many_rows_is_read_from_any_position() -> None:
         assert (await store.append("s", fence, Append(3 + skipped, again, (D,) * len(again)))).length == 3 + count
 
 
-async def test_a_file_is_readable_by_its_owner_only(file: LogFile) -> None:
+async def test_a_new_file_is_its_owner_s_only_and_begun_without_a_word(
+    file: LogFile, caplog: pytest.LogCaptureFixture
+) -> None:
     store, _ = await one_log(file)
     assert [stat.S_IMODE(each.stat().st_mode) for each in (file.at, file.wal)] == [0o600, 0o600]
     await store.close()
+    assert (file.beside(), caplog.text) == (["log"], "")
 
 
 async def test_instants_in_the_file_are_the_wall_clocks_and_steps_of_it_expire_nothing(
@@ -279,50 +282,34 @@ async def test_a_commit_that_was_not_written_whole_is_none(file: LogFile, caplog
 async def test_acknowledged_commits_that_cannot_be_read_are_said_and_kept_aside(
     file: LogFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At whichever byte in front of the last commit; what was written before the damage is there."""
+    """At whichever byte in front of the last commit, or where a disk lost the first sector of what was written last.
+
+    What was written before the damage is there.
+    """
     killed, after = await three_appends(file)
     whole, said = killed.wal.read_bytes(), 0
-    for at in range(0, len(whole) - COMMIT_BYTES, 53):
+    damages = [(at, bytes([whole[at] ^ 0x55])) for at in range(0, len(whole) - COMMIT_BYTES, 53)]
+    for at, hurt in (*damages, (0, bytes(WAL_HEAD_BYTES)), (0, bytes(4096))):
         damaged = killed.copied("hurt")
-        data = bytearray(whole)
-        data[at] ^= 0x55
+        data = whole[:at] + hurt + whole[at + len(hurt) :]
         damaged.wal.write_bytes(data)
         caplog.clear()
         store = SqliteStore(damaged.at, clock=Clock())
         if held(store) != after[-1]:
             said += 1
             assert f"{damaged.wal} is damaged, and what was written last is lost" in caplog.text
-            assert LogFile(damaged.at.with_name("log-wal.damaged-1")).read() == bytes(data)
+            assert LogFile(damaged.at.with_name("log-wal.damaged-1")).read() == data
         else:
-            assert not caplog.text
+            assert (len(hurt), caplog.text) == (1, "")
         await store.close()
     assert said > 40
-
-
-@pytest.mark.parametrize("size", [WAL_HEAD_BYTES, 4096])
-async def test_commits_whose_beginning_is_gone_are_said_and_kept_aside(
-    size: int, file: LogFile, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where a disk lost the first sector of what was written last."""
-    killed, _ = await three_appends(file)
-    data = bytes(size) + killed.wal.read_bytes()[size:]
-    killed.wal.write_bytes(data)
-    await SqliteStore(killed.at, clock=Clock()).close()
-    assert f"{killed.wal} is damaged, and what was written last is lost" in caplog.text
-    assert LogFile(killed.at.with_name("log-wal.damaged-1")).read() == data
-
-
-async def test_a_link_to_itself_is_refused(file: LogFile) -> None:
-    file.at.symlink_to(file.at)
-    with pytest.raises(UnusableFile):
-        SqliteStore(file.at)
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 99])
 async def test_a_file_that_was_cut_within_its_head_is_said_and_kept_and_a_new_one_begun(
     size: int, file: LogFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To nothing, too. Every time: what was kept before stays, and what SQLite has beside it goes with it."""
+    """To nothing, too, or gone. Every time: what was kept before stays, and what SQLite has beside it goes with it."""
     for number in (1, 2):
         store, _ = await one_log(file)
         wal = file.wal.read_bytes()
@@ -333,6 +320,9 @@ async def test_a_file_that_was_cut_within_its_head_is_said_and_kept_and_a_new_on
         await assert_kept_aside(file, number, f"has {size} bytes, less than a session log begins with", caplog)
         aside = LogFile(file.at.with_name(f"log.damaged-{number}"))
         assert aside.all_bytes() == cut + wal
+    killed, _ = await three_appends(file)
+    killed.at.unlink()
+    await assert_kept_aside(killed, 1, "has 0 bytes, less than a session log begins with", caplog)
 
 
 async def assert_kept_aside(file: LogFile, number: int, why: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -350,14 +340,6 @@ async def assert_kept_aside(file: LogFile, number: int, why: str, caplog: pytest
     await later.close()
     assert not caplog.text
     file.at.unlink()
-
-
-async def test_a_file_that_is_gone_from_beside_what_was_written_last_is_said(
-    file: LogFile, caplog: pytest.LogCaptureFixture
-) -> None:
-    killed, _ = await three_appends(file)
-    killed.at.unlink()
-    await assert_kept_aside(killed, 1, "has 0 bytes, less than a session log begins with", caplog)
 
 
 async def test_a_file_that_was_damaged_or_cut_behind_its_head_is_said_and_kept_and_a_new_one_begun(
@@ -384,16 +366,13 @@ async def test_a_log_that_cannot_be_read_is_left_to_its_owner(file: LogFile) -> 
     store, fence = await one_log(file)
     await store.append("s", fence, Append(3, (7,), (A,)))
     alter(store, "UPDATE records SET record = ?", b"{}")
-    with pytest.raises(DamagedLog, match="session s: its log cannot be read: "):
-        await store.claim("s", "other")
-    with pytest.raises(Gap):
-        await store.append("s", fence, Append(4, (8,), (A,)))
+    await raised(DamagedLog, store.claim("s", "other"), "session s: its log cannot be read: ")
+    await raised(Gap, store.append("s", fence, Append(4, (8,), (A,))))
     await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
     assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
     for damage in ("DELETE FROM records", "UPDATE texts SET outcomes = x'00'", "DELETE FROM texts WHERE position = 0"):
         alter(store, damage)
-        with pytest.raises(DamagedLog):
-            await store.read("s")
+        await raised(DamagedLog, store.read("s"))
         await store.recreate(record_of("s"), Append(3, (7, 8), (A, A)), fence, TTL)
         assert await output_of(store, "s") == [7, 8]
     await store.close()
@@ -422,8 +401,7 @@ async def test_what_is_no_session_log_is_refused_and_left_alone(file: LogFile, t
         ("file:", "path: must name a file"),
         ("file://host/log", "host: a file is on this machine"),
     ):
-        with pytest.raises(StoreUnavailable, match=f"redis-url: .*{why}"):
-            await open_store(url)
+        await raised(StoreUnavailable, open_store(url), f"redis-url: .*{why}")
 
 
 async def test_a_log_of_a_later_version_is_refused(file: LogFile) -> None:
@@ -437,27 +415,14 @@ async def test_a_log_of_a_later_version_is_refused(file: LogFile) -> None:
     assert file.beside() == ["log"]
 
 
-async def test_a_new_file_is_begun_without_a_word(file: LogFile, caplog: pytest.LogCaptureFixture) -> None:
-    store, _ = await one_log(file)
-    await store.close()
-    assert (file.beside(), caplog.text) == (["log"], "")
-
-
 # One process
 
 
-async def test_one_process_has_it(file: LogFile) -> None:
+async def test_one_process_has_it_and_no_other_program_meanwhile(file: LogFile) -> None:
     store, fence = await one_log(file)
     with pytest.raises(StoreUnavailable, match=f"redis-url: cannot use file:{file.at}: another process has it"):
         await open_store(f"file:{file.at}")
     assert (await store.append("s", fence, Append(3, (7,), (A,)))).length == 4
-    await store.close()
-    again = await open_store(f"file://{file.at}")
-    await again.close()
-
-
-async def test_nor_another_program_while_it_is_open_nor_the_other_way_round(file: LogFile) -> None:
-    store, _ = await one_log(file)
     other = sqlite3.connect(file.at, timeout=0.0)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         other.execute("SELECT * FROM sessions")
@@ -466,11 +431,16 @@ async def test_nor_another_program_while_it_is_open_nor_the_other_way_round(file
     with pytest.raises(UnusableFile, match="another process has it"):
         SqliteStore(file.at)
     other.close()
-    await SqliteStore(file.at).close()
+    again = await open_store(f"file://{file.at}")
+    await again.close()
 
 
-async def test_a_link_stays_one(file: LogFile) -> None:
+async def test_a_link_stays_one_and_may_not_lead_to_itself(file: LogFile) -> None:
     link = file.at.with_name("link")
+    link.symlink_to(link)
+    with pytest.raises(UnusableFile):
+        SqliteStore(link)
+    link.unlink()
     link.symlink_to(file.at)
     store, fence = await one_log(LogFile(link))
     await store.append("s", fence, Append(3, (7,), (A,)))
@@ -485,10 +455,8 @@ async def test_a_link_stays_one(file: LogFile) -> None:
 async def test_a_closed_log_takes_nothing(file: LogFile) -> None:
     store, fence = await one_log(file)
     await store.close()
-    with pytest.raises(StoreUnavailable, match="closed"):
-        await store.append("s", fence, Append(3, (7,), (A,)))
-    with pytest.raises(StoreUnavailable, match="closed"):
-        await store.ping()
+    await raised(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))), "closed")
+    await raised(StoreUnavailable, store.ping(), "closed")
 
 
 # Disks
@@ -518,6 +486,15 @@ class Disk:
         return getattr(self.database, name)
 
 
+async def hanging(store: SqliteStore, fence: int, timeout_s: float) -> tuple[Disk, asyncio.Task[AppendReply]]:
+    """A disk that hangs in the middle of an append."""
+    store._timeout_s, disk = timeout_s, Disk(store)
+    disk.may_go.clear()
+    append = asyncio.create_task(store.append("s", fence, Append(3, (7,), (A,))))
+    await until(lambda: disk.waiting == 1)
+    return disk, append
+
+
 async def test_a_full_disk_acknowledges_nothing_and_is_gone_on_with_once_it_has_room(file: LogFile) -> None:
     """SQLite's own bound of its file stands for the disk."""
     store, fence = await one_log(file)
@@ -527,10 +504,9 @@ async def test_a_full_disk_acknowledges_nothing_and_is_gone_on_with_once_it_has_
     alter(store, f"PRAGMA max_page_count = {pages}")
     note = "x" * 100_000
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match=FULL) as refused:
-            await store.create(record_of("t", note=note), TTL)
-        assert refused.value.refused
-        assert refused.value.detail == f"{file.at}: database or disk is full"
+        refused = await raised(StoreUnavailable, store.create(record_of("t", note=note), TTL), FULL)
+        assert refused.refused
+        assert refused.detail == f"{file.at}: database or disk is full"
     assert await left(file) == before == held(store)
     assert await output_of(store, "s") == []
     alter(store, "PRAGMA max_page_count = 1000000")
@@ -551,8 +527,7 @@ async def test_what_cannot_be_written_is_told_to_all_who_were_to_be_in_it(file: 
         assert (str(refused), refused.detail, refused.refused) == (UNWRITABLE, f"{file.at}: disk I/O error", False)
     assert held(store) == before
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match=UNWRITABLE):
-            await store.ping()
+        await raised(StoreUnavailable, store.ping(), UNWRITABLE)
     disk.fails = False
     await store.ping()
     assert (await store.append("s", fence, Append(3, (7,), (A,)))).length == 4
@@ -588,9 +563,8 @@ async def test_a_disk_that_is_nearly_full_is_told_while_nothing_is_written(
     assert file.all_bytes() == data
     room = SimpleNamespace(f_bavail=5, f_frsize=1, f_blocks=1)
     monkeypatch.setattr("orchestrator.store.sqlite.os.statvfs", lambda path: room)
-    with pytest.raises(StoreUnavailable, match=FULL) as refused:
-        await store.ping()
-    assert refused.value.detail == f"{file.at}: 5 bytes are free"
+    refused = await raised(StoreUnavailable, store.ping(), FULL)
+    assert refused.detail == f"{file.at}: 5 bytes are free"
     room.f_blocks = 0  # a system that does not tell
     await store.ping()
     await store.close()
@@ -598,10 +572,7 @@ async def test_a_disk_that_is_nearly_full_is_told_while_nothing_is_written(
 
 async def test_a_disk_that_hangs_holds_up_its_callers_and_not_the_loop(file: LogFile) -> None:
     store, fence = await one_log(file)
-    store._timeout_s, disk = 0.2, Disk(store)
-    disk.may_go.clear()
-    append = asyncio.create_task(store.append("s", fence, Append(3, (7,), (A,))))
-    await until(lambda: disk.waiting == 1)
+    disk, append = await hanging(store, fence, 0.2)
     reading = asyncio.create_task(store.read("s"))
     ticks = 0
     while not append.done():
@@ -609,8 +580,7 @@ async def test_a_disk_that_hangs_holds_up_its_callers_and_not_the_loop(file: Log
         ticks += 1
     assert ticks > 1
     for late in (append, reading, asyncio.create_task(store.create(record_of("t"), TTL)), store.ping()):
-        with pytest.raises(StoreUnavailable, match="the session log does not answer"):
-            await late
+        await raised(StoreUnavailable, late, "the session log does not answer")
     disk.may_go.set()
     store._timeout_s = 60.0
     await store.ping()
@@ -622,10 +592,7 @@ async def test_a_disk_that_hangs_holds_up_its_callers_and_not_the_loop(file: Log
 async def test_a_read_tells_what_counts_only(file: LogFile) -> None:
     """A reader shows it: it must not be lost by a power cut."""
     store, fence = await one_log(file)
-    store._timeout_s, disk = 60.0, Disk(store)
-    disk.may_go.clear()
-    append = asyncio.create_task(store.append("s", fence, Append(3, (7,), (A,))))
-    await until(lambda: disk.waiting == 1)
+    disk, append = await hanging(store, fence, 60.0)
     reads = [asyncio.create_task(each) for each in (store.read("s"), store.tail("s", 0))]
     done, _ = await asyncio.wait([append, *reads], timeout=0.05)
     assert not done
@@ -652,19 +619,14 @@ async def test_all_that_is_done_in_one_tick_is_one_transaction(file: LogFile, sy
 
 async def test_a_caller_that_leaves_takes_nothing_back(file: LogFile) -> None:
     store, fence = await one_log(file)
-    store._timeout_s, disk = 60.0, Disk(store)
-    disk.may_go.clear()
-    appends = [asyncio.create_task(store.append("s", fence, Append(3, (7,), (A,))))]
-    await until(lambda: disk.waiting == 1)
-    appends.append(asyncio.create_task(store.append("s", fence, Append(4, (8,), (A,)))))
+    disk, first = await hanging(store, fence, 60.0)
+    second = asyncio.create_task(store.append("s", fence, Append(4, (8,), (A,))))
     await asyncio.sleep(0)
-    for append in appends:
+    for append in (first, second):
         append.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await append
+        await raised(asyncio.CancelledError, append)
     disk.may_go.set()
-    with pytest.raises(Gap):
-        await store.append("s", fence, Append(9, (7,), (A,)))
+    await raised(Gap, store.append("s", fence, Append(9, (7,), (A,))))
     await store.close()
     again = SqliteStore(file.at, clock=Clock())
     assert await output_of(again, "s") == [7, 8]
@@ -687,8 +649,7 @@ async def test_closing_does_what_was_asked_and_has_no_patience_with_a_disk_that_
     await again.close()
     assert f"{file.at}: it may lack its end on the disk" in caplog.text
     for each in late:
-        with pytest.raises(StoreUnavailable):
-            await each
+        await raised(StoreUnavailable, each)
     disk.may_go.set()
     again._thread.shutdown()
 
@@ -710,8 +671,7 @@ async def test_what_has_expired_is_gone_at_once_and_forgotten_a_little_later(mon
     assert await store.read("a0") is None
     assert await store.tail("a0", 0) is None
     assert await store.bound_request("t", "r") is None
-    with pytest.raises(MissingSession):
-        await store.claim("a0", "me")
+    await raised(MissingSession, store.claim("a0", "me"))
     await store.create(record_of("a0"), 60.0)
     turns = list[int]()
     pinging = asyncio.create_task(store.ping())

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import grpc
 import pytest
 
 from orchestrator import sweeper as sweeping
-from orchestrator.store import LEASE_S, SessionStore, StoredSession, StoreUnavailable
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store import LEASE_S, SessionStore, StoredSession
 from orchestrator.sweeper import Sweeper
 from orchestrator.tenants import new_session_id
 from specwire.core.law.sampling import Sampling
@@ -21,7 +19,7 @@ from specwire.core.text import Stopping
 from specwire.rpc.errors import StatusError
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
-from tests.orchestrator.test_store import log_of, record_of
+from tests.orchestrator.test_store import UnsteadyStore, log_of, record_of
 from tests.wait import LIMIT_S, asked, until
 
 OWNER_S, READER_S = 30.0, 50.0
@@ -30,30 +28,11 @@ SHORT_S = 0.5
 D = Outcome.DIRECT
 
 
-class Log(SqliteStore):
-    """Answers while `answers`; its clock goes on as a test says."""
-
-    def __init__(self) -> None:
-        self.now = time.time()
-        super().__init__(clock=lambda: self.now)
-        self.answers = True
-        self.rounds = 0
-
-    async def call_roll(self, roll: str, session_ids: Sequence[str], within_s: float, ttl_s: float) -> None:
-        self.rounds += 1
-        await super().call_roll(roll, session_ids, within_s, ttl_s)
-
-    async def missed(self, roll: str, again_s: float, most: int) -> list[str]:
-        if not self.answers:
-            raise StoreUnavailable("no answer")
-        return await super().missed(roll, again_s, most)
-
-
 @dataclass
 class Scene:
     """An orchestrator that drives `driven`, and what it was told to end."""
 
-    log: Log = field(default_factory=Log)
+    log: UnsteadyStore = field(default_factory=UnsteadyStore)
     driven: set[str] = field(default_factory=set)
     ended: list[tuple[str, FinishReason]] = field(default_factory=list)
     refusal: StatusError | None = None
@@ -73,13 +52,13 @@ class Scene:
 
     async def after(self, seconds: float) -> list[tuple[str, FinishReason]]:
         """What is told to end in a round so much later."""
-        self.log.now += seconds
+        self.log.late_s += seconds
         self.ended = []
         await self.sweeper.round()
         return self.ended
 
     async def entered(self) -> list[str]:
-        self.log.now += 1000.0
+        self.log.late_s += 1000.0
         return await self.log.missed("w", 0.0, 99)
 
 
@@ -156,7 +135,7 @@ async def test_who_ended_in_a_log_that_has_lost_it_is_not_struck_off() -> None:
 async def test_who_speaks_after_a_jump_of_the_log_s_clock_lives() -> None:
     """By that clock its owner was silent for long; it is about to give its next sign of life."""
 
-    class Jumped(Log):
+    class Jumped(UnsteadyStore):
         async def read(self, session_id: str) -> StoredSession | None:
             found = await super().read(session_id)
             await self.append(session_id, fence, Append(3, (), ()))
@@ -220,22 +199,22 @@ async def test_nobody_is_missed_before_the_log_has_answered_for_a_lease(monkeypa
     monkeypatch.setattr(sweeping, "ROUND_S", 0.01)
     now = Scene()
     await now.begun("s")
-    now.log.now += 1000.0
+    now.log.late_s += 1000.0
 
     async def rounds(lease_s: float) -> None:
         """Three, or as many as it takes to end somebody where that is possible at all."""
         monkeypatch.setattr(sweeping, "LEASE_S", lease_s)
-        now.log.rounds = 0
+        now.log.asked.clear()
         task = asyncio.create_task(now.sweeper.run())
-        await until(lambda: now.ended or (now.log.rounds > 3 and lease_s != SHORT_S))
+        await until(lambda: now.ended or (now.log.asked["call_roll"] > 3 and lease_s != SHORT_S))
         task.cancel()
         await asyncio.wait([task])
 
     await rounds(1e6)
     assert now.ended == []
-    now.log.answers = False
+    now.log.silent = {"missed"}
     await rounds(0.0)
-    now.log.answers = True
+    now.log.silent.clear()
     assert now.ended == []
     await rounds(SHORT_S)
     assert now.ended == [("s", FinishReason.CANCELLED)]
@@ -278,60 +257,45 @@ async def ended(store: SessionStore, session_id: str) -> StoredSession:
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it() -> None:
+async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it(redis: RedisServer) -> None:
     """Past its deadline, or cancelled, with the length that its text has; no verifier is needed for it."""
-    with RedisServer() as redis:
-        async with stack(redis_url=redis.url) as running_stack:
-            store = running_stack.orchestrator.orchestrator.store
-            for verifier in running_stack.orchestrator.orchestrator.pool.verifiers:
-                verifier.refusal = "a verifier that this one may not use"
-            late = await orphan(running_stack, store, deadline=time.time() - 1)
-            unwanted = await orphan(running_stack, store, 3)
-            waiting = await orphan(running_stack, store)
-            await store.cancel(unwanted)
-            for session_id, tokens, reason in (
-                (late, 5, FinishReason.DEADLINE),
-                (unwanted, 3, FinishReason.CANCELLED),
-            ):
-                log, text = await ended(store, session_id), plain(TARGET, PROMPT, tokens)
-                assert (log.reason, list(log.tokens)) == (reason, text)
-                assert log.text_length == len(" ".join(map(str, text)))
-                state = await running_stack.client.get_session(session_id)
-                assert state.finish_reason is reason
-            left = await log_of(store, waiting)
-            assert left.reason is None  # somebody may come for it
+    async with stack(redis_url=redis.url) as running_stack:
+        store = running_stack.orchestrator.orchestrator.store
+        for verifier in running_stack.orchestrator.orchestrator.pool.verifiers:
+            verifier.refusal = "a verifier that this one may not use"
+        late = await orphan(running_stack, store, deadline=time.time() - 1)
+        unwanted = await orphan(running_stack, store, 3)
+        waiting = await orphan(running_stack, store)
+        await store.cancel(unwanted)
+        for session_id, tokens, reason in ((late, 5, FinishReason.DEADLINE), (unwanted, 3, FinishReason.CANCELLED)):
+            log, text = await ended(store, session_id), plain(TARGET, PROMPT, tokens)
+            assert (log.reason, list(log.tokens)) == (reason, text)
+            assert log.text_length == len(" ".join(map(str, text)))
+            state = await running_stack.client.get_session(session_id)
+            assert state.finish_reason is reason
+        left = await log_of(store, waiting)
+        assert left.reason is None  # somebody may come for it
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_nobody_comes_for_it_any_more() -> None:
-    with RedisServer() as redis:
-        async with stack(redis_url=redis.url, detach_grace=0.3, store_timeout=0.5) as running_stack:
-            store = running_stack.orchestrator.orchestrator.store
-            log = await ended(store, await orphan(running_stack, store))
-            assert log.reason is FinishReason.CANCELLED
-
-
-@pytest.mark.usefixtures("_soon")
-async def test_two_that_find_it_at_once_do_it_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_that_find_it_at_once_do_it_no_harm(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both claim it; the newest fence ends it, and no log says anything else afterwards."""
-    with RedisServer() as redis:
-        async with stack(redis_url=redis.url) as running_stack:
-            other = await running_stack.another()
-            store, both = running_stack.orchestrator.orchestrator.store, (running_stack.orchestrator, other)
-            session_ids = [await orphan(running_stack, store, deadline=time.time() + 3600) for _ in range(5)]
-            for session_id in session_ids:
-                log = await log_of(store, session_id)
-                await asyncio.gather(*(each.orchestrator.end_orphan(log, FinishReason.DEADLINE) for each in both))
-            logs = [await ended(store, session_id) for session_id in session_ids]
-            assert {log.reason for log in logs} == {FinishReason.DEADLINE}
-            assert {log.tokens for log in logs} == {tuple(plain(TARGET, PROMPT, 5))}
+    async with stack(redis_url=redis.url) as running_stack:
+        other = await running_stack.another()
+        store, both = running_stack.orchestrator.orchestrator.store, (running_stack.orchestrator, other)
+        session_ids = [await orphan(running_stack, store, deadline=time.time() + 3600) for _ in range(5)]
+        for session_id in session_ids:
+            log = await log_of(store, session_id)
+            await asyncio.gather(*(each.orchestrator.end_orphan(log, FinishReason.DEADLINE) for each in both))
+        logs = [await ended(store, session_id) for session_id in session_ids]
+        assert {log.reason for log in logs} == {FinishReason.DEADLINE}
+        assert {log.tokens for log in logs} == {tuple(plain(TARGET, PROMPT, 5))}
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_what_is_driven_is_left_alone() -> None:
-    with RedisServer() as redis:
-        async with stack(SLOW_TARGET, redis_url=redis.url) as running_stack:
-            other = await running_stack.another()
-            done = await running_stack.client.complete(PROMPT, max_tokens=150, ignore_eos=True, request_id="alive")
-            assert list(done.tokens) == plain(TARGET, PROMPT, 150)
-            assert (running_stack.orchestrator.orchestrator.tally.fenced, other.orchestrator.tally.claims) == (0, 0)
+async def test_what_is_driven_is_left_alone(redis: RedisServer) -> None:
+    async with stack(SLOW_TARGET, redis_url=redis.url) as running_stack:
+        other = await running_stack.another()
+        done = await running_stack.client.complete(PROMPT, max_tokens=150, ignore_eos=True, request_id="alive")
+        assert list(done.tokens) == plain(TARGET, PROMPT, 150)
+        assert (running_stack.orchestrator.orchestrator.tally.fenced, other.orchestrator.tally.claims) == (0, 0)

@@ -36,7 +36,7 @@ from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Services, plain, stack
-from tests.wait import asked, limits
+from tests.wait import asked, limits, raised
 
 ADA, BOB = "the-token-of-ada", "the-token-of-bob"
 KEYS = Keys({ADA: "ada", BOB: "bob"})
@@ -279,9 +279,7 @@ async def test_only_who_has_a_token_is_served() -> None:
                     lambda: nobody.server_info(timeout=LIMIT_S),
                 )
                 for call in calls:
-                    with pytest.raises(SpecwireError) as refused:
-                        await call()
-                    assert refused.value.code is grpc.StatusCode.UNAUTHENTICATED
+                    assert (await raised(SpecwireError, call())).code is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def statuses(address: str, token: str, session_id: str) -> list[tuple[grpc.StatusCode, str]]:
@@ -295,9 +293,8 @@ async def statuses(address: str, token: str, session_id: str) -> list[tuple[grpc
         )
         found = []
         for call in calls:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await call
-            found.append((error.value.code(), (error.value.details() or "").replace(session_id, "ID")))
+            error = await raised(grpc.aio.AioRpcError, call)
+            found.append((error.code(), (error.details() or "").replace(session_id, "ID")))
         return found
 
 
@@ -329,10 +326,9 @@ async def test_a_tenant_beyond_its_share_is_told_when_to_come_again() -> None:
         calls = [stub.Generate(request, timeout=LIMIT_S) for _ in range(2)]
         for call in calls:
             await call.read()
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Generate(request, timeout=LIMIT_S).read()
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert refused.value.details() == "this tenant has 2 sessions running, of at most 2"
+        refused = await raised(grpc.aio.AioRpcError, stub.Generate(request, timeout=LIMIT_S).read())
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.details() == "this tenant has 2 sessions running, of at most 2"
         async with AsyncClient(running.client.address, token=BOB) as bob:
             await bob.complete(PROMPT, max_tokens=3, timeout=LIMIT_S)
         for call in calls:
@@ -357,9 +353,11 @@ async def test_an_orchestrator_shows_its_peers_their_token() -> None:
         waits = limits(0.5)
 
         async def why() -> str:
-            with pytest.raises(StartError) as refused:
-                await orchestrator.server.start(OrchestratorOptions((verifier.address,), start_timeout=next(waits)))
-            return str(refused.value)
+            refused = await raised(
+                StartError,
+                orchestrator.server.start(OrchestratorOptions((verifier.address,), start_timeout=next(waits))),
+            )
+            return str(refused)
 
         told = await asked(why, lambda answer: "does not answer" not in answer)
         assert "UNAUTHENTICATED: authorization: a token is needed" in told
@@ -367,22 +365,6 @@ async def test_an_orchestrator_shows_its_peers_their_token() -> None:
 
 
 # Options
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"access": Access(KEYS), "accept_drafters": True},
-            "with --api-keys it needs --drafter-keys or --drafter-name",
-        ),
-        ({"access": Access(drafter_keys=KEYS)}, "--drafter-keys: needs --accept-drafters"),
-        ({"peer_token": ADA}, "token: is not sent to far.example:1 unencrypted: give --tls or --tls-ca"),
-    ],
-)
-def test_options_that_do_not_go_together(options: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message):
-        OrchestratorOptions(("far.example:1",), **options)  # type: ignore[arg-type]  # any field, by name
 
 
 def test_rules_by_name() -> None:

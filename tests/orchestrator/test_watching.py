@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -30,18 +30,12 @@ from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, UNREAD_S, Stack, held, plain, stack
 from tests.orchestrator.test_store import alter
-from tests.wait import until
+from tests.wait import raised, until
 
 LENGTH = 120
 LIMIT_S = 120.0
 # Of a session that is in the middle of its text for as long as a test needs it to be.
 MIDDLE = 40
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
 
 
 @dataclass
@@ -83,14 +77,20 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(redis: RedisServer, target: str = SLOW_TARGET) -> AsyncIterator[Pair]:
-    async with stack(target, redis_url=redis.url) as running:
+async def pair(server: RedisServer) -> AsyncIterator[Pair]:
+    async with stack(SLOW_TARGET, redis_url=server.url) as running:
         other = await running.another(detach_grace=UNREAD_S)
         async with (
             AsyncClient(running.orchestrator.address, patience=0) as first,
             AsyncClient(other.address, patience=0) as second,
         ):
             yield Pair(running, other, first, second)
+
+
+@pytest.fixture
+async def both(server: RedisServer) -> AsyncIterator[Pair]:
+    async with pair(server) as running:
+        yield running
 
 
 async def tokens_of(events: AsyncGenerator[Event, None]) -> tuple[list[int], str, Finished]:
@@ -116,41 +116,42 @@ async def watched(address: str, **request: object) -> list[int]:
         return [token async for response in stream for token in response.chunk.tokens]
 
 
-async def test_a_verifier_that_has_seen_a_newer_fence_than_the_log_gives_stops_no_session(redis: RedisServer) -> None:
+async def test_a_verifier_that_has_seen_a_newer_fence_than_the_log_gives_stops_no_session(
+    server: RedisServer, both: Pair
+) -> None:
     """A failover has lost a claim, and the clock of the new primary's host is days behind."""
-    async with pair(redis) as both:
-        with held(MIDDLE) as let_go:
-            started, events = await both.begin(10, request_id="lost claim")
-            session_id = started.session_id
-            former, lost = await both.fence(session_id), 1_000_000_000_000
-            with Redis(unix_socket_path=str(redis.socket)) as raw:
-                meta, *_ = session_keys(session_id)
-                raw.hset(meta, "fence", str(former + lost))
-                let_go(MIDDLE)
-                driver = both.stack.orchestrator.orchestrator.sessions[session_id]
-                await until(lambda: driver.fence > former + lost and driver.session.state is State.RUNNING)
-                driver.abandon(grpc.StatusCode.UNAVAILABLE, "it is lost")
-                raw.hset(meta, "fence", str(former))
-        seen = await watched(both.other.address, session_id=session_id, take_over=True)
-        assert await both.fence(session_id) > driver.fence
-        await events.aclose()
+    with held(MIDDLE) as let_go:
+        started, events = await both.begin(10, request_id="lost claim")
+        session_id = started.session_id
+        former, lost = await both.fence(session_id), 1_000_000_000_000
+        with Redis(unix_socket_path=str(server.socket)) as raw:
+            meta, *_ = session_keys(session_id)
+            raw.hset(meta, "fence", str(former + lost))
+            let_go(MIDDLE)
+            driver = both.stack.orchestrator.orchestrator.sessions[session_id]
+            await until(lambda: driver.fence > former + lost and driver.session.state is State.RUNNING)
+            driver.abandon(grpc.StatusCode.UNAVAILABLE, "it is lost")
+            raw.hset(meta, "fence", str(former))
+    seen = await watched(both.other.address, session_id=session_id, take_over=True)
+    assert await both.fence(session_id) > driver.fence
+    await events.aclose()
     assert seen == plain(TARGET, PROMPT, LENGTH)
 
 
-async def test_a_damaged_log_is_taken_from_nobody(redis: RedisServer) -> None:
+async def test_a_damaged_log_is_taken_from_nobody(server: RedisServer, both: Pair) -> None:
     """Who asks for it is told, and its owner, which has everything, writes it again and goes on."""
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, events = await both.begin(10)
-            fence = await both.fence(started.session_id)
-            with Redis(unix_socket_path=str(redis.socket)) as raw:
-                raw.setrange(session_keys(started.session_id)[2], 0, b"\xff")
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await watched(both.other.address, session_id=started.session_id, take_over=True)
-        assert refused.value.code() is grpc.StatusCode.DATA_LOSS
-        await tokens_of(events)
-        assert await both.fence(started.session_id) == fence
-        seen, _, _ = await tokens_of(both.second.watch(started.session_id))
+    with held(MIDDLE):
+        started, events = await both.begin(10)
+        fence = await both.fence(started.session_id)
+        with Redis(unix_socket_path=str(server.socket)) as raw:
+            raw.setrange(session_keys(started.session_id)[2], 0, b"\xff")
+        refused = await raised(
+            grpc.aio.AioRpcError, watched(both.other.address, session_id=started.session_id, take_over=True)
+        )
+    assert refused.code() is grpc.StatusCode.DATA_LOSS
+    await tokens_of(events)
+    assert await both.fence(started.session_id) == fence
+    seen, _, _ = await tokens_of(both.second.watch(started.session_id))
     assert seen == plain(TARGET, PROMPT, LENGTH)
 
 
@@ -171,323 +172,238 @@ async def test_a_claim_is_above_what_the_claimer_s_own_clock_says(monkeypatch: p
         assert driver.fence > now * 1_000_000
 
 
-async def test_what_another_one_drives_is_shown_and_not_taken(redis: RedisServer) -> None:
-    async with pair(redis) as both:
-        started, events = await both.begin(10)
-        fence = await both.fence(started.session_id)
-        seen, _, finished = await tokens_of(both.second.watch(started.session_id))
-        await tokens_of(events)
-        assert await both.fence(started.session_id) == fence
+async def test_what_another_one_drives_is_shown_and_not_taken(both: Pair) -> None:
+    started, events = await both.begin(10)
+    fence = await both.fence(started.session_id)
+    seen, _, finished = await tokens_of(both.second.watch(started.session_id))
+    await tokens_of(events)
+    assert await both.fence(started.session_id) == fence
     assert seen == plain(TARGET, PROMPT, LENGTH)
     assert finished.reason is FinishReason.LENGTH
     assert finished.stats.output_tokens == LENGTH
 
 
-async def test_figures_of_a_session_that_was_taken_over_are_of_all_of_it(redis: RedisServer) -> None:
-    """The time of its first token is known to whoever emitted that."""
-    async with pair(redis) as both:
-        undisturbed = await both.first.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True)
-        with held(MIDDLE) as let_go:
-            started, events = await both.begin(30)
-            taken = PartialCompletion()
-            async for event in both.taken_over(started.session_id):
-                let_go(ALL)
-                taken.add(event)
-        await tokens_of(events)
-    stats = taken.completion().stats
-    plainly = undisturbed.stats
-    assert plainly.time_to_first_token_us > 0
-    assert plainly.target_forwards == plainly.output_tokens - plainly.accepted
-    assert stats.time_to_first_token_us == 0
-    assert stats.target_forwards == stats.output_tokens - stats.accepted  # no drafter dials in late: exactly so many
-    assert stats.accepted <= stats.proposed
-    assert "first after" not in summary(taken.completion())
+async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports_and_the_figures(both: Pair) -> None:
+    """Both readers see all of it, and the former owner can append nothing more.
+
+    Penalties are a function of the text, and what was reported of it is in the log. The time of its first token is
+    known to whoever emitted that.
+    """
+    wish = RequestOptions(temperature=0.8, seed=4, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
+    wish.update({"max_tokens": LENGTH, "ignore_eos": True})
+    undisturbed = await both.first.complete(PROMPT, **wish)
+    with held(MIDDLE) as let_go:
+        started, events = await both.begin(30, **wish)
+        fence = await both.fence(started.session_id)
+        taking = PartialCompletion()
+        async for event in both.taken_over(started.session_id):
+            let_go(ALL)
+            taking.add(event)
+    tokens, _, finished = await tokens_of(events)
+    assert await both.fence(started.session_id) > fence
+    taken, plainly = taking.completion(), undisturbed.stats
+    assert (taken.tokens, taken.logprobs) == (undisturbed.tokens, undisturbed.logprobs)
+    assert len(taken.logprobs) == LENGTH
+    assert tuple(tokens) == undisturbed.tokens[-len(tokens) :]
+    assert finished.reason is FinishReason.LENGTH
+    assert finished.stats.output_tokens == LENGTH
+    assert plainly.time_to_first_token_us > taken.stats.time_to_first_token_us == 0
+    for stats in (plainly, taken.stats):
+        assert stats.target_forwards == stats.output_tokens - stats.accepted  # no drafter dials in late
+    assert taken.stats.accepted <= taken.stats.proposed
+    assert "first after" not in summary(taken)
     assert "first after" in summary(undisturbed)
 
 
-async def test_who_takes_over_goes_on_with_the_options_and_has_the_reports(redis: RedisServer) -> None:
-    """Penalties are a function of the text, and what was reported of it is in the log."""
-    wish = RequestOptions(temperature=0.8, seed=4, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=2)
-    wish.update({"max_tokens": LENGTH, "ignore_eos": True})
-    async with pair(redis) as both:
-        undisturbed = await both.first.complete(PROMPT, **wish)
-        with held(MIDDLE) as let_go:
-            started, events = await both.begin(20, **wish)
-            taken = PartialCompletion()
-            async for event in both.taken_over(started.session_id):
-                let_go(ALL)
-                taken.add(event)
-        await tokens_of(events)
-    assert (tuple(taken.tokens), tuple(taken.logprobs)) == (undisturbed.tokens, undisturbed.logprobs)
-    assert len(taken.logprobs) == LENGTH
-
-
-async def test_what_has_ended_is_replayed(redis: RedisServer) -> None:
+async def test_what_has_ended_is_replayed(both: Pair) -> None:
     """From any position, the text goes on where the one released before it ends."""
     expected = plain(TARGET, PROMPT, 40)
     stop = f" {expected[20]} {expected[21]}"
     text = " ".join(map(str, expected)).partition(stop)[0]
-    async with pair(redis) as both:
-        done = await both.first.complete(PROMPT, max_tokens=40, ignore_eos=True, stop=[stop])
-        assert done.text == text
-        for behind in (0, 1, 7, 20, len(done.tokens)):
-            position = len(PROMPT) + behind
-            known = hash_of((*PROMPT, *done.tokens[:behind]))
-            events = both.second.watch(done.session_id, position, prefix_hash=known)
-            tokens, rest, finished = await tokens_of(events)
-            assert tokens == list(done.tokens[behind:])
-            assert text.endswith(rest)
-            assert (finished.reason, finished.text_length) == (FinishReason.STOP_STRING, len(text))
-
-
-async def test_it_is_taken_from_one_that_runs(redis: RedisServer) -> None:
-    """Both readers see all of it, and the former owner can append nothing more."""
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, events = await both.begin(10)
-            fence = await both.fence(started.session_id)
-            taking = both.taken_over(started.session_id)
-            await anext(taking)
-        tokens, _, finished = await tokens_of(events)
-        seen, _, _ = await tokens_of(taking)
-        assert seen == plain(TARGET, PROMPT, LENGTH)
-        assert await both.fence(started.session_id) > fence
-    assert tokens == plain(TARGET, PROMPT, LENGTH)[-len(tokens) :]
-    assert finished.reason is FinishReason.LENGTH
-    assert finished.stats.output_tokens == LENGTH
-
-
-async def test_one_that_makes_no_progress_loses_it(redis: RedisServer) -> None:
-    """The first one lives, and its only reader reads no more: whoever reads elsewhere goes on."""
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, events = await both.begin(10, request_id="unread", max_tokens=4 * LENGTH)
-            await events.aclose()
-            joined = await both.other.orchestrator.join(started.session_id)
-            joined.view.patience_with_others = 0.5
-        tokens, _, _ = await tokens_of(both.second.watch(started.session_id))
-    assert tokens == plain(TARGET, PROMPT, 4 * LENGTH)
+    done = await both.first.complete(PROMPT, max_tokens=40, ignore_eos=True, stop=[stop])
+    assert done.text == text
+    for behind in (0, 1, 7, 20, len(done.tokens)):
+        position = len(PROMPT) + behind
+        known = hash_of((*PROMPT, *done.tokens[:behind]))
+        events = both.second.watch(done.session_id, position, prefix_hash=known)
+        tokens, rest, finished = await tokens_of(events)
+        assert tokens == list(done.tokens[behind:])
+        assert text.endswith(rest)
+        assert (finished.reason, finished.text_length) == (FinishReason.STOP_STRING, len(text))
 
 
 async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, both: Pair
 ) -> None:
-    async with pair(redis) as both:
-        started, _ = await both.begin(10, request_id="left-while-claimed", max_tokens=4000)
-        leaving, claimed, answer = both.other.orchestrator, asyncio.Event(), asyncio.Event()
-        claim = leaving.store.claim
+    started, _ = await both.begin(10, request_id="left-while-claimed", max_tokens=4000)
+    leaving, claimed, answer = both.other.orchestrator, asyncio.Event(), asyncio.Event()
+    claim = leaving.store.claim
 
-        async def late(session_id: str, owner: str, known: int, now_us: int) -> StoredSession:
-            log = await claim(session_id, owner, known, now_us)
-            claimed.set()
-            await answer.wait()
-            return log
+    async def late(session_id: str, owner: str, known: int, now_us: int) -> StoredSession:
+        log = await claim(session_id, owner, known, now_us)
+        claimed.set()
+        await answer.wait()
+        return log
 
-        monkeypatch.setattr(leaving.store, "claim", late)
-        watching = both.second.watch(started.session_id, timeout=LIMIT_S)
-        await anext(watching)
-        driver = leaving.sessions[started.session_id]
-        leaving._ownership.take_over(driver)
-        async with asyncio.timeout(LIMIT_S):
-            await claimed.wait()
-            await leaving.drain(0.0)
-            answer.set()
-            await until(lambda: not driver._tasks)
-        assert driver.session.state is State.FENCED
-        with pytest.raises(SpecwireError) as left:
-            await tokens_of(watching)
-    assert left.value.code is grpc.StatusCode.UNAVAILABLE
+    monkeypatch.setattr(leaving.store, "claim", late)
+    watching = both.second.watch(started.session_id, timeout=LIMIT_S)
+    await anext(watching)
+    driver = leaving.sessions[started.session_id]
+    leaving._ownership.take_over(driver)
+    async with asyncio.timeout(LIMIT_S):
+        await claimed.wait()
+        await leaving.drain(0.0)
+        answer.set()
+        await until(lambda: not driver._tasks)
+    assert driver.session.state is State.FENCED
+    assert (await raised(SpecwireError, tokens_of(watching))).code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_session_whose_owner_is_gone_goes_on(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.3)
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, _ = await both.begin(10, request_id="orphan")
-            driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
-            driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
-        tokens, _, finished = await tokens_of(both.second.watch(started.session_id))
-    assert tokens == plain(TARGET, PROMPT, LENGTH)
-    assert finished.reason is FinishReason.LENGTH
-
-
-async def test_its_deadline_goes_with_it(redis: RedisServer) -> None:
-    async with pair(redis) as both:
-        events = both.first.generate(PROMPT, max_tokens=4000, ignore_eos=True, timeout=4.0, request_id="late")
-        started = await anext(events)
-        assert isinstance(started, Started)
-        taking = both.second.watch(started.session_id)
-        await anext(taking)
-        await watched_for_a_moment(both.other.address, started.session_id)
-        _, _, finished = await tokens_of(taking)
-        await events.aclose()
+async def test_its_deadline_goes_with_it(both: Pair) -> None:
+    events = both.first.generate(PROMPT, max_tokens=4000, ignore_eos=True, timeout=4.0, request_id="late")
+    started = await anext(events)
+    assert isinstance(started, Started)
+    taking = both.second.watch(started.session_id)
+    await anext(taking)
+    async with aclosing(both.taken_over(started.session_id)) as for_a_moment:
+        await anext(for_a_moment)
+    _, _, finished = await tokens_of(taking)
+    await events.aclose()
     assert finished.reason is FinishReason.DEADLINE
 
 
-async def watched_for_a_moment(address: str, session_id: str) -> None:
-    """Take it over and leave."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        stream = stub.Watch(generation_pb2.WatchRequest(session_id=session_id, take_over=True), timeout=LIMIT_S)
-        async for _ in stream:
-            return
-
-
-async def test_cancel_reaches_the_owner(redis: RedisServer) -> None:
-    async with pair(redis) as both:
-        started, events = await both.begin(5, max_tokens=4000)
-        await both.second.cancel(started.session_id)
-        _, _, finished = await tokens_of(events)
+async def test_cancel_reaches_the_owner(both: Pair) -> None:
+    started, events = await both.begin(5, max_tokens=4000)
+    await both.second.cancel(started.session_id)
+    _, _, finished = await tokens_of(events)
     assert finished.reason is FinishReason.CANCELLED
 
 
-async def test_a_cancel_that_was_promised_outlives_who_promised_it(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancel_that_was_promised_outlives_who_promised_it(monkeypatch: pytest.MonkeyPatch, both: Pair) -> None:
     """Its owner dies before it has ended the session: whoever takes that over ends it."""
-    async with pair(redis) as both:
-        started, _ = await both.begin(5, request_id="promised", max_tokens=4000)
-        driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
-        monkeypatch.setattr(driver, "end", lambda _: None)
-        await both.first.cancel(started.session_id)
-        driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
-        request = generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
-        async with grpc.aio.insecure_channel(both.other.address) as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            told = [event_from_wire(each) async for each in stub.Watch(request, timeout=LIMIT_S)]
+    started, _ = await both.begin(5, request_id="promised", max_tokens=4000)
+    driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
+    monkeypatch.setattr(driver, "end", lambda _: None)
+    await both.first.cancel(started.session_id)
+    driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+    request = generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
+    async with grpc.aio.insecure_channel(both.other.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        told = [event_from_wire(each) async for each in stub.Watch(request, timeout=LIMIT_S)]
     assert isinstance(told[-1], Finished)
     assert told[-1].reason is FinishReason.CANCELLED
 
 
-async def test_cancel_ends_what_nobody_drives(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs no verifier."""
-    monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.0)
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, _ = await both.begin(5, request_id="orphan-to-end")
-            driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
-            driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
-        for verifier in both.other.orchestrator.pool.verifiers:
-            verifier.refusal = "a verifier that this one may not use"
-        await both.second.cancel(started.session_id)
-        events = [event async for event in both.second.watch(started.session_id)]
-    assert isinstance(events[-1], Finished)
-    assert events[-1].reason is FinishReason.CANCELLED
-
-
-async def test_cancel_ends_what_was_left_here(redis: RedisServer) -> None:
-    """Its owner in the log is the one that is asked, which has spoken a moment ago, but nobody drives it."""
-    async with pair(redis) as both:
-        with held(MIDDLE):
-            started, _ = await both.begin(5, request_id="left-to-end")
-            driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
-            driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
-        await both.first.cancel(started.session_id)
-        _, _, finished = await tokens_of(both.second.watch(started.session_id))
+@pytest.mark.parametrize("here", [False, True])
+async def test_cancel_ends_what_nobody_drives(monkeypatch: pytest.MonkeyPatch, here: bool, both: Pair) -> None:
+    """It needs no verifier. here: its owner in the log is the one that is asked, which has spoken a moment ago."""
+    if not here:
+        monkeypatch.setattr("orchestrator.store.base.LEASE_S", 0.0)
+    with held(MIDDLE):
+        started, _ = await both.begin(5, request_id=f"to-end-{here}")
+        driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
+        driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
+    for verifier in both.other.orchestrator.pool.verifiers:
+        verifier.refusal = "a verifier that this one may not use"
+    await (both.first if here else both.second).cancel(started.session_id)
+    _, _, finished = await tokens_of(both.second.watch(started.session_id))
     assert finished.reason is FinishReason.CANCELLED
 
 
-async def test_who_reads_it_elsewhere_learns_that_it_is_deleted(redis: RedisServer) -> None:
-    async with pair(redis) as both:
-        started, events = await both.begin(5, max_tokens=4000)
-        watching = both.second.watch(started.session_id, timeout=LIMIT_S)
-        await anext(watching)
-        await both.second.delete_session(started.session_id)
-        for stream in (watching, events):
-            with pytest.raises(SpecwireError) as gone:
-                await tokens_of(stream)
-            assert gone.value.code is grpc.StatusCode.NOT_FOUND
-        assert not both.other.orchestrator.sessions
+async def test_who_reads_it_elsewhere_learns_that_it_is_deleted(both: Pair) -> None:
+    started, events = await both.begin(5, max_tokens=4000)
+    watching = both.second.watch(started.session_id, timeout=LIMIT_S)
+    await anext(watching)
+    await both.second.delete_session(started.session_id)
+    for stream in (watching, events):
+        assert (await raised(SpecwireError, tokens_of(stream))).code is grpc.StatusCode.NOT_FOUND
+    assert not both.other.orchestrator.sessions
 
 
-async def test_a_readers_text_is_held_against_the_log(redis: RedisServer) -> None:
-    async with pair(redis) as both:
-        done = await both.first.complete(PROMPT, max_tokens=20, ignore_eos=True)
-        known, end = hash_of((*PROMPT, *done.tokens)), len(PROMPT) + 20
-        cases = [
-            (end, known ^ 1, grpc.StatusCode.DATA_LOSS, "prefix_hash: the text before 23 is another one"),
-            (end + 1, known, grpc.StatusCode.DATA_LOSS, "from_position: the log ends at 23, before 24"),
-            (end + 1, None, grpc.StatusCode.INVALID_ARGUMENT, "from_position: must be from 3 to 23, not 24"),
-            (1, None, grpc.StatusCode.INVALID_ARGUMENT, "from_position: must be from 3 to 23, not 1"),
-        ]
-        for position, prefix_hash, code, message in cases:
-            with pytest.raises(SpecwireError, match=message) as refused:
-                await anext(both.second.watch(done.session_id, position, prefix_hash=prefix_hash))
-            assert refused.value.code is code
+async def test_a_readers_text_is_held_against_the_log(both: Pair) -> None:
+    done = await both.first.complete(PROMPT, max_tokens=20, ignore_eos=True)
+    known, end = hash_of((*PROMPT, *done.tokens)), len(PROMPT) + 20
+    cases = [
+        (end, known ^ 1, grpc.StatusCode.DATA_LOSS, "prefix_hash: the text before 23 is another one"),
+        (end + 1, known, grpc.StatusCode.DATA_LOSS, "from_position: the log ends at 23, before 24"),
+        (end + 1, None, grpc.StatusCode.INVALID_ARGUMENT, "from_position: must be from 3 to 23, not 24"),
+        (1, None, grpc.StatusCode.INVALID_ARGUMENT, "from_position: must be from 3 to 23, not 1"),
+    ]
+    for position, prefix_hash, code, message in cases:
+        refused = await raised(
+            SpecwireError, anext(both.second.watch(done.session_id, position, prefix_hash=prefix_hash)), message
+        )
+        assert refused.code is code
 
 
-async def test_a_reader_may_know_more_than_is_shown_here_yet(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reader_may_know_more_than_is_shown_here_yet(monkeypatch: pytest.MonkeyPatch, both: Pair) -> None:
     """It comes from an orchestrator that looked at the log later."""
     expected = plain(TARGET, PROMPT, LENGTH)
-    async with pair(redis) as both:
-        started, events = await both.begin(1)
-        monkeypatch.setattr(following, "POLL_S", 0.5)
-        behind = both.second.watch(started.session_id)
-        await anext(behind)
-        shown = [event async for event in events if isinstance(event, Chunk)]
-        known = sum(len(chunk.tokens) for chunk in shown) // 2
-        position = len(PROMPT) + LENGTH - known
-        prefix_hash = hash_of((*PROMPT, *expected[: LENGTH - known]))
-        tokens, _, _ = await tokens_of(both.second.watch(started.session_id, position, prefix_hash=prefix_hash))
-        await behind.aclose()
+    started, events = await both.begin(1)
+    monkeypatch.setattr(following, "POLL_S", 0.5)
+    behind = both.second.watch(started.session_id)
+    await anext(behind)
+    shown = [event async for event in events if isinstance(event, Chunk)]
+    known = sum(len(chunk.tokens) for chunk in shown) // 2
+    position = len(PROMPT) + LENGTH - known
+    prefix_hash = hash_of((*PROMPT, *expected[: LENGTH - known]))
+    tokens, _, _ = await tokens_of(both.second.watch(started.session_id, position, prefix_hash=prefix_hash))
+    await behind.aclose()
     assert tokens == expected[LENGTH - known :]
 
 
-async def test_the_next_turn_stands_behind_its_parent(redis: RedisServer) -> None:
-    async with pair(redis) as both:
-        done = await both.first.complete(PROMPT, max_tokens=20, ignore_eos=True)
-        more = (9, 11)
-        tokens, _, _ = await tokens_of(both.second.continue_(done.session_id, more, max_tokens=20, ignore_eos=True))
-        assert tokens == plain(TARGET, (*PROMPT, *done.tokens, *more), 20)
-        with held(MIDDLE):
-            started, events = await both.begin(1)
-            for parent, code in (
-                (started.session_id, grpc.StatusCode.FAILED_PRECONDITION),
-                ("nobody's", grpc.StatusCode.NOT_FOUND),
-            ):
-                with pytest.raises(SpecwireError, match="parent: ") as refused:
-                    await both.second.complete("5", parent=parent)
-                assert refused.value.code is code
-            await events.aclose()
-
-
-async def test_a_session_stays_with_its_model(redis: RedisServer) -> None:
-    async with pair(redis) as both, stack("scripted:8:vocab=64", redis_url=redis.url) as foreign:
-        done = await both.first.complete(PROMPT, max_tokens=5, ignore_eos=True)
-        with pytest.raises(SpecwireError, match="session_id: the session is pinned to weights") as refused:
-            await anext(foreign.client.watch(done.session_id))
-    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def test_calls_that_cross_at_two_orchestrators_are_one_session(redis: RedisServer) -> None:
-    async with pair(redis) as both:
-        for number in range(5):
-            asked = RequestOptions(max_tokens=30, ignore_eos=True, temperature=1.0, request_id=f"crossing-{number}")
-            one, two = await asyncio.gather(*(c.complete(PROMPT, **asked) for c in (both.first, both.second)))
-            assert one.session_id == two.session_id
-            assert (one.tokens, one.text, one.seed) == (two.tokens, two.text, two.seed)
-
-
-async def test_without_a_verifier_a_session_is_left_to_others(redis: RedisServer) -> None:
-    async with pair(redis) as both:
-        started, events = await both.begin(5, max_tokens=2000)
-        for verifier in both.other.orchestrator.pool.verifiers:
-            verifier.refusal = "a verifier that this one may not use"
-        fence = await both.fence(started.session_id)
-        with pytest.raises(grpc.aio.AioRpcError, match="no verifier is there") as refused:
-            await watched(both.other.address, session_id=started.session_id, take_over=True)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        await anext(both.second.watch(started.session_id))
-        assert await both.fence(started.session_id) == fence
+async def test_the_next_turn_stands_behind_its_parent(both: Pair) -> None:
+    done = await both.first.complete(PROMPT, max_tokens=20, ignore_eos=True)
+    more = (9, 11)
+    tokens, _, _ = await tokens_of(both.second.continue_(done.session_id, more, max_tokens=20, ignore_eos=True))
+    assert tokens == plain(TARGET, (*PROMPT, *done.tokens, *more), 20)
+    with held(MIDDLE):
+        started, events = await both.begin(1)
+        for parent, code in (
+            (started.session_id, grpc.StatusCode.FAILED_PRECONDITION),
+            ("nobody's", grpc.StatusCode.NOT_FOUND),
+        ):
+            assert (await raised(SpecwireError, both.second.complete("5", parent=parent), "parent: ")).code is code
         await events.aclose()
 
 
-async def test_it_goes_on_where_there_is_a_verifier(redis: RedisServer) -> None:
+async def test_a_session_stays_with_its_model(server: RedisServer) -> None:
+    async with pair(server) as both, stack("scripted:8:vocab=64", redis_url=server.url) as foreign:
+        done = await both.first.complete(PROMPT, max_tokens=5, ignore_eos=True)
+        refused = await raised(
+            SpecwireError, anext(foreign.client.watch(done.session_id)), "session_id: the session is pinned to weights"
+        )
+    assert refused.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_calls_that_cross_at_two_orchestrators_are_one_session(both: Pair) -> None:
+    for number in range(5):
+        asked = RequestOptions(max_tokens=30, ignore_eos=True, temperature=1.0, request_id=f"crossing-{number}")
+        one, two = await asyncio.gather(*(c.complete(PROMPT, **asked) for c in (both.first, both.second)))
+        assert one.session_id == two.session_id
+        assert (one.tokens, one.text, one.seed) == (two.tokens, two.text, two.seed)
+
+
+async def test_without_a_verifier_a_session_is_left_to_others(both: Pair) -> None:
+    started, events = await both.begin(5, max_tokens=2000)
+    for verifier in both.other.orchestrator.pool.verifiers:
+        verifier.refusal = "a verifier that this one may not use"
+    fence = await both.fence(started.session_id)
+    refused = await raised(
+        grpc.aio.AioRpcError,
+        watched(both.other.address, session_id=started.session_id, take_over=True),
+        "no verifier is there",
+    )
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE
+    await anext(both.second.watch(started.session_id))
+    assert await both.fence(started.session_id) == fence
+    await events.aclose()
+
+
+async def test_it_goes_on_where_there_is_a_verifier(server: RedisServer) -> None:
     async with (
-        stack(SLOW_TARGET, redis_url=redis.url, verifier_wait=0.5) as one,
-        stack(SLOW_TARGET, redis_url=redis.url) as other,
+        stack(SLOW_TARGET, redis_url=server.url, verifier_wait=0.5) as one,
+        stack(SLOW_TARGET, redis_url=server.url) as other,
         AsyncClient([one.orchestrator.address, other.orchestrator.address]) as client,
     ):
         events = client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)

@@ -28,7 +28,7 @@ from specwire.registry.entry import MOST_BYTES, Load, Role, ServiceEntry, Servic
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import SLOTS, client_of, cluster, cluster_url
 from tests.orchestrator.redis_tls import encrypted, url_of
-from tests.wait import LIMIT_S, until
+from tests.wait import LIMIT_S, raised, until
 
 LONG_S = 600.0
 
@@ -120,8 +120,7 @@ async def test_what_is_no_entry_is_ignored_and_counted(directory: Directory, raw
 
 async def test_an_index_that_is_none_is_an_error(directory: Directory, raw: redis.Redis) -> None:
     raw.set(INDEX, "no set")
-    with pytest.raises(RegistryUnavailable, match="the registry refused: "):
-        await directory.listing()
+    await raised(RegistryUnavailable, directory.listing(), "the registry refused: ")
 
 
 async def test_where_a_session_was_decided_is_remembered(directory: Directory, raw: redis.Redis) -> None:
@@ -139,8 +138,7 @@ async def test_a_redis_that_is_away_is_told_and_found_again(directory: Directory
     one = entry()
     await directory.put(one, LONG_S)
     server.stop()
-    with pytest.raises(RegistryUnavailable, match="the registry does not answer: "):
-        await directory.listing()
+    await raised(RegistryUnavailable, directory.listing(), "the registry does not answer: ")
     server.start()
     assert await listed(directory) == set()
     await directory.put(one, LONG_S)
@@ -149,8 +147,7 @@ async def test_a_redis_that_is_away_is_told_and_found_again(directory: Directory
     assert await listed(directory) == set()  # over a connection that broke unseen
     server.pause()
     hasty = Directory.at(server.url, 0.5)
-    with pytest.raises(RegistryUnavailable, match="does not answer"):
-        await hasty.put(one, LONG_S)
+    await raised(RegistryUnavailable, hasty.put(one, LONG_S), "does not answer")
     await hasty.close()
     server.resume()
     await directory.put(one, LONG_S)
@@ -271,8 +268,7 @@ async def test_who_shows_a_certificate_is_let_in(tmp_path: Path) -> None:
         await directory.close()
         for shown in (None, stranger):
             lacking = Directory.at(url_of(address, ours, tmp_path, shown=shown), 5.0)
-            with pytest.raises(RegistryUnavailable):
-                await lacking.listing()
+            await raised(RegistryUnavailable, lacking.listing())
             await lacking.close()
 
 

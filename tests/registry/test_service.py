@@ -28,7 +28,7 @@ from specwire.v1 import registry_pb2, registry_pb2_grpc
 from tests.integration.stack_process import running
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_address
-from tests.wait import LIMIT_S, until
+from tests.wait import LIMIT_S, raised, until
 
 LONG_S = 600.0
 MODEL = ServedModel("llama", "aa", "bb", "cc")
@@ -142,8 +142,7 @@ async def test_a_registry_that_never_answered_tells_nothing(redis: RedisServer) 
     service = await registry.start(RegistryServiceOptions(f"redis://{free_address()}"))
     try:
         async with following(service.address) as remote:
-            with pytest.raises(RegistryUnavailable, match="registry"):
-                await remote.listing()
+            await raised(RegistryUnavailable, remote.listing(), "registry")
     finally:
         await service.stop(0.0)
 
@@ -176,8 +175,7 @@ async def test_only_who_shows_a_key_is_told(redis: RedisServer, directory: Direc
     keys.chmod(0o600)
     async with served(redis, keys=keys) as address:
         async with following(address) as stranger:
-            with pytest.raises(RegistryUnavailable, match="UNAUTHENTICATED"):
-                await stranger.listing()
+            await raised(RegistryUnavailable, stranger.listing(), "UNAUTHENTICATED")
         async with following(address, "0123456789abcdef0123") as edge:
             assert len(await told(edge)) == 1
 
@@ -211,8 +209,7 @@ async def test_too_many_callers_are_told_to_wait(
     monkeypatch.setattr(specwire.registry.service, "MOST_FOLLOWERS", 1)
     async with served(redis) as address, following(address) as one, following(address) as other:
         await one.listing()
-        with pytest.raises(RegistryUnavailable, match="RESOURCE_EXHAUSTED"):
-            await other.listing()
+        await raised(RegistryUnavailable, other.listing(), "RESOURCE_EXHAUSTED")
 
 
 def test_many_callers_spread_over_a_large_pool_and_each_keeps_its_own() -> None:
@@ -284,8 +281,7 @@ async def test_who_asks_what_is_no_registry_is_told_so(redis: RedisServer) -> No
     await server.start()
     try:
         async with following(f"127.0.0.1:{port}") as remote:
-            with pytest.raises(RegistryUnavailable, match="is no registry"):
-                await remote.listing()
+            await raised(RegistryUnavailable, remote.listing(), "is no registry")
     finally:
         await server.stop(0.0)
 

@@ -17,6 +17,7 @@ from specwire.rpc.server import serve
 from specwire.rpc.tls import ServerTls
 from tests.rpc.byte_server import method, service
 from tests.rpc.relay import Relay
+from tests.wait import raised
 
 # Far below the minute that gRPC waits by itself for a silent peer, far above what is set here.
 LIMIT_S = 120.0
@@ -73,9 +74,8 @@ async def test_both_ends_notice_a_silent_connection(busy: bool, monkeypatch: pyt
         relay.hears.clear()
         if busy:
             await call.write(b"anybody there?")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(call.read(), LIMIT_S)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        caught = await raised(grpc.aio.AioRpcError, asyncio.wait_for(call.read(), LIMIT_S))
+        assert caught.code() is grpc.StatusCode.UNAVAILABLE
         await asyncio.wait_for(left.wait(), LIMIT_S)
     await server.stop(0.0)
 

@@ -99,36 +99,6 @@ def test_logprobs_there_and_back(reported: tuple[TokenLogprobs, ...]) -> None:
     assert convert.logprobs_from_wire(wire) == reported
 
 
-def test_logprobs_without_their_ids_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="logprobs: 1 values for 2 ids"):
-        convert.logprobs_from_wire([common_pb2.TokenLogprobs(top_ids=[1, 2], top_logprobs=[-0.5])])
-
-
-@pytest.mark.parametrize("odd", [{"logprob": math.nan}, {"top_ids": [1], "top_logprobs": [math.nan]}])
-def test_logprobs_that_are_no_numbers_are_refused(odd: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameter, match="logprobs: NaN is no number"):
-        convert.logprobs_from_wire([common_pb2.TokenLogprobs(**odd)])
-
-
-@pytest.mark.parametrize(
-    ("message", "refusal"),
-    [
-        (common_pb2.Sampling(constraint_behind="x"), "constraint_behind: needs a constraint"),
-        (common_pb2.Sampling(regex="a", constraint_behind="x" * 257), "constraint_behind: at most 256 bytes"),
-        (
-            common_pb2.Sampling(logprobs_of=common_pb2.LOGPROBS_OF_MODEL),
-            "logprobs_of: says what logprobs are of, which",
-        ),
-        (common_pb2.Sampling(logprobs=1, logprobs_of=9), "logprobs_of: 9 is not a known value"),  # type: ignore[arg-type]
-        (common_pb2.Sampling(repetition_penalty=0.0), "repetition_penalty: must be from 0.01 to 100"),
-        (common_pb2.Sampling(logit_bias={64: 1.0}), "logit_bias: token id 64 is outside 0..63"),
-    ],
-)
-def test_contradictory_options_are_refused(message: common_pb2.Sampling, refusal: str) -> None:
-    with pytest.raises(InvalidParameter, match=f"^{refusal}"):
-        convert.sampling_from_wire(message, default_seed=0, vocabulary=64)
-
-
 @given(proposals, uint32)
 def test_proposals_there_and_back(proposal: Proposal, handle: int) -> None:
     wire = common_pb2.Proposal.FromString(convert.proposal_to_wire(proposal, handle).SerializeToString())
@@ -201,37 +171,6 @@ def test_what_is_absent_takes_its_default() -> None:
     assert convert.stopping_from_wire(common_pb2.Stopping(), default_max_tokens=5) == Stopping(5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": float("inf")}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": float("nan")}, "top_p"),
-        ({"rule": "greedy", "temperature": 1.0}, "rule"),
-        ({"rule": "best"}, "rule"),
-    ],
-)
-def test_bad_sampling_names_its_field(fields: dict[str, float], field: str) -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        convert.sampling_from_wire(common_pb2.Sampling(**fields), default_seed=0)  # type: ignore[arg-type]  # any field, by name
-    assert caught.value.field == field
-
-
-def test_other_bad_values_name_their_field() -> None:
-    bad: dict[str, Callable[[], object]] = {
-        "seed": lambda: convert.sampling_from_wire(common_pb2.Sampling()),
-        "max_tokens": lambda: convert.stopping_from_wire(common_pb2.Stopping()),
-        "stop_ids": lambda: convert.stopping_from_wire(common_pb2.Stopping(max_tokens=1, stop_ids=[9]), vocabulary=9),
-        "outcomes": lambda: convert.outcomes_from_wire([1, 0]),
-        "finish_reason": lambda: convert.reason_from_wire(99),
-    }
-    for field, call in bad.items():
-        with pytest.raises(InvalidParameter, match=f"^{field}: "):
-            call()
-
-
 def test_kinds_of_sources_are_those_of_the_wire_and_one_that_is_not_known_is_a_drafter_s() -> None:
     names = {value.number: value.name for value in common_pb2.SourceKind.DESCRIPTOR.values}
     for kind in SourceKind:
@@ -239,23 +178,6 @@ def test_kinds_of_sources_are_those_of_the_wire_and_one_that_is_not_known_is_a_d
         assert convert.kind_from_wire(kind) is kind
     assert convert.kind_from_wire(4) is SourceKind.HEAD
     assert [convert.kind_from_wire(value) for value in (0, 5, -1)] == [SourceKind.DRAFTER] * 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tokens": [64]}, "tokens: token id 64 is outside 0..63"),
-        ({"tested": 257}, "tested: must be at most 256, not 257"),
-        ({"logprobs": [{"logprob": math.inf}]}, "logprobs: must be at most 0, not inf"),
-        ({"logprobs": [{"top_ids": [64], "top_logprobs": [-1.0]}]}, "logprobs: token id 64 is outside"),
-        ({"outcomes": [9]}, "outcomes: 9 is not a valid Outcome"),
-    ],
-)
-def test_a_verdict_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:
-    fields: dict[str, Any] = {"tokens": [63], "outcomes": [4], "tested": 256, "logprobs": [{"logprob": -0.5}]}
-    assert convert.verdict_from_wire(verify_pb2.Verdict(**fields), 1, 64).tokens == (63,)
-    with pytest.raises(InvalidParameter, match=message):
-        convert.verdict_from_wire(verify_pb2.Verdict(**{**fields, **changes}), 1, 64)
 
 
 @pytest.mark.parametrize(("told", "counts"), [((1 << 63) - 1, 1 << 40), (-(1 << 63), -(1 << 40)), (-5, -5)])
@@ -279,66 +201,100 @@ def test_what_a_verifier_plans_and_whom_it_plans_for_there_and_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: convert.paces_from_wire([verify_pb2.SourcePace()] * 65), "paces: must be at most 64, not 65"),
-        (lambda: convert.paces_from_wire([verify_pb2.SourcePace()]), "pace.chunk: must be at least 1, not 0"),
-        (
-            lambda: convert.paces_from_wire([verify_pb2.SourcePace(pace=draft_pb2.Pace(chunk=1, run_ahead=129))]),
-            "pace.run_ahead: must be at most 128, not 129",
-        ),
-        (lambda: convert.drafters_from_wire([verify_pb2.Drafter()] * 65), "drafters: must be at most 64, not 65"),
-        (
-            lambda: convert.drafters_from_wire([verify_pb2.Drafter(known_by="a" * 257)]),
-            "known_by: must have at most 256 characters, not 257",
-        ),
-        (lambda: convert.drafters_from_wire([verify_pb2.Drafter(plan="fast")]), "plan: must be auto"),
-        (
-            lambda: convert.drafters_from_wire([verify_pb2.Drafter(plan="stream:9,4")]),
-            "plan: 'stream:9,4': the run-ahead",
-        ),
-    ],
-)
-def test_what_nobody_could_plan_by_is_refused(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(InvalidParameter, match=f"^{message}"):
-        call()
-
-
-@pytest.mark.parametrize(
     ("value", "told"), [(math.nan, 0), (math.inf, (1 << 32) - 1), (-math.inf, 0), (2.5e9, 2500000000)]
 )
 def test_what_was_measured_is_told_in_range(value: float, told: int) -> None:
     assert convert.saturated(value) == told
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# What is out of range, or does not go together, is refused by its name.
+
 TOLD = common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[3, 4], top_logprobs=[-0.25, -2.0])
 UNMATCHED = common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[3, 4], top_logprobs=[-0.25])
+LISTED: dict[str, Any] = {"top_ids": [64], "top_logprobs": [-1.0]}
+Call = Callable[[], object]
 
 
-def verdict(*told: common_pb2.TokenLogprobs) -> verify_pb2.Verdict:
-    outcomes = [common_pb2.OUTCOME_ACCEPTED, common_pb2.OUTCOME_BONUS]
-    return verify_pb2.Verdict(attach=1, position=5, tokens=[7, 8], outcomes=outcomes, logprobs=told)
+def sampled(**fields: Any) -> Call:
+    return lambda: convert.sampling_from_wire(common_pb2.Sampling(**fields), default_seed=0, vocabulary=64)
 
 
-def test_reports_are_taken_over() -> None:
-    event = convert.verdict_from_wire(verdict(TOLD, TOLD), wanted=2)
-    assert event.logprobs == (TokenLogprobs(-0.5, ((3, -0.25), (4, -2.0))),) * 2
-    assert convert.verdict_from_wire(verdict()).logprobs == ()
+def stopped(**fields: Any) -> Call:
+    return lambda: convert.stopping_from_wire(common_pb2.Stopping(**fields), vocabulary=9)
+
+
+def reported(**fields: Any) -> Call:
+    return lambda: convert.logprobs_from_wire([common_pb2.TokenLogprobs(**fields)])
+
+
+def decided(**changes: Any) -> Verdict:
+    fields: dict[str, Any] = {"tokens": [63], "outcomes": [4], "tested": 256, "logprobs": [{"logprob": -0.5}]}
+    return convert.verdict_from_wire(verify_pb2.Verdict(**{**fields, **changes}), 1, 64)
+
+
+def both_decided(*told: common_pb2.TokenLogprobs, wanted: int | None = 2) -> Verdict:
+    """Two tokens, and what was told of them."""
+    return convert.verdict_from_wire(verify_pb2.Verdict(tokens=[7, 8], outcomes=[1, 3], logprobs=told), wanted)  # type: ignore[list-item]  # the numbers are those of the wire
+
+
+def paced(*paces: verify_pb2.SourcePace) -> Call:
+    return lambda: convert.paces_from_wire(paces)
+
+
+def drafting(*drafters: verify_pb2.Drafter) -> Call:
+    return lambda: convert.drafters_from_wire(drafters)
+
+
+def test_what_is_in_range_is_taken_over() -> None:
+    assert decided().tokens == (63,)
+    assert both_decided(TOLD, TOLD).logprobs == (TokenLogprobs(-0.5, ((3, -0.25), (4, -2.0))),) * 2
+    assert both_decided(wanted=None).logprobs == ()
 
 
 @pytest.mark.parametrize(
-    ("told", "wanted", "message"),
+    ("call", "message"),
     [
-        ((), 2, "logprobs: 0 for 2 tokens, 2 asked for"),
-        ((TOLD,), 2, "logprobs: 1 for 2 tokens, 2 asked for"),
-        ((TOLD, TOLD), None, "logprobs: 2 for 2 tokens, None asked for"),
-        ((TOLD, TOLD), 1, "logprobs: more than the 1 ids that were asked for"),
-        ((TOLD, UNMATCHED), 2, "logprobs: 1 values for 2 ids"),
+        (sampled(constraint_behind="x"), "constraint_behind: needs a constraint"),
+        (sampled(regex="a", constraint_behind="x" * 257), "constraint_behind: at most 256 bytes"),
+        (sampled(logprobs_of=common_pb2.LOGPROBS_OF_MODEL), "logprobs_of: says what logprobs are of, which"),
+        (sampled(logprobs=1, logprobs_of=9), "logprobs_of: 9 is not a known value"),
+        (sampled(repetition_penalty=0.0), "repetition_penalty: must be from 0.01 to 100"),
+        (sampled(logit_bias={64: 1.0}), "logit_bias: token id 64 is outside 0..63"),
+        *((sampled(temperature=value), "temperature: ") for value in (math.nan, -1.0, math.inf)),
+        *((sampled(top_p=value), "top_p: ") for value in (0.0, math.nan)),
+        (sampled(rule="greedy", temperature=1.0), "rule: "),
+        (sampled(rule="best"), "rule: "),
+        (lambda: convert.sampling_from_wire(common_pb2.Sampling()), "seed: "),
+        (stopped(), "max_tokens: "),
+        (stopped(max_tokens=1, stop_ids=[9]), "stop_ids: "),
+        (lambda: convert.outcomes_from_wire([1, 0]), "outcomes: "),
+        (lambda: convert.reason_from_wire(99), "finish_reason: "),
+        (reported(top_ids=[1, 2], top_logprobs=[-0.5]), "logprobs: 1 values for 2 ids"),
+        (reported(logprob=math.nan), "logprobs: NaN is no number"),
+        (reported(top_ids=[1], top_logprobs=[math.nan]), "logprobs: NaN is no number"),
+        (lambda: decided(tokens=[64]), "tokens: token id 64 is outside 0..63"),
+        (lambda: decided(tested=257), "tested: must be at most 256, not 257"),
+        (lambda: decided(logprobs=[{"logprob": math.inf}]), "logprobs: must be at most 0, not inf"),
+        (lambda: decided(logprobs=[LISTED]), "logprobs: token id 64 is outside"),
+        (lambda: decided(outcomes=[9]), "outcomes: 9 is not a valid Outcome"),
+        (lambda: both_decided(), "logprobs: 0 for 2 tokens, 2 asked for"),
+        (lambda: both_decided(TOLD), "logprobs: 1 for 2 tokens, 2 asked for"),
+        (lambda: both_decided(TOLD, TOLD, wanted=None), "logprobs: 2 for 2 tokens, None asked for"),
+        (lambda: both_decided(TOLD, TOLD, wanted=1), "logprobs: more than the 1 ids that were asked for"),
+        (lambda: both_decided(TOLD, UNMATCHED), "logprobs: 1 values for 2 ids"),
+        (paced(*[verify_pb2.SourcePace()] * 65), "paces: must be at most 64, not 65"),
+        (paced(verify_pb2.SourcePace()), "pace.chunk: must be at least 1, not 0"),
+        (
+            paced(verify_pb2.SourcePace(pace=draft_pb2.Pace(chunk=1, run_ahead=129))),
+            "pace.run_ahead: must be at most 128, not 129",
+        ),
+        (drafting(*[verify_pb2.Drafter()] * 65), "drafters: must be at most 64, not 65"),
+        (drafting(verify_pb2.Drafter(known_by="a" * 257)), "known_by: must have at most 256 characters, not 257"),
+        (drafting(verify_pb2.Drafter(plan="fast")), "plan: must be auto"),
+        (drafting(verify_pb2.Drafter(plan="stream:9,4")), "plan: 'stream:9,4': the run-ahead"),
     ],
 )
-def test_reports_that_were_not_asked_for_or_are_missing_are_refused(
-    told: tuple[common_pb2.TokenLogprobs, ...], wanted: int | None, message: str
-) -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        convert.verdict_from_wire(verdict(*told), wanted)
-    assert str(caught.value) == message
+def test_what_is_out_of_range_or_does_not_go_together_is_refused_by_its_name(call: Call, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{message}"):
+        call()

@@ -18,6 +18,7 @@ from specwire.rpc.errors import readable, reading
 from specwire.v1 import common_pb2, generation_pb2_grpc, verify_pb2
 from specwire.v1 import generation_pb2 as pb
 from tests.orchestrator.stack import PROMPT, stack
+from tests.wait import raised
 
 REQUEST = cast("Descriptor", pb.GenerateRequest.DESCRIPTOR)
 MANY = MOST_PARTS + 1
@@ -57,8 +58,7 @@ async def test_what_has_too_many_parts_is_never_made(name: str) -> None:
 
     decode = reading(made, REQUEST)
     assert decode is not None
-    with pytest.raises(InvalidParameter, match=f"^request: has more than {MOST_PARTS} parts$"):
-        await readable(decode(data))
+    await raised(InvalidParameter, readable(decode(data)), f"^request: has more than {MOST_PARTS} parts$")
 
 
 @pytest.mark.parametrize("count", [MOST_NUMBERS, MOST_NUMBERS + 1])
@@ -119,14 +119,13 @@ async def test_a_caller_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("specwire.rpc.errors.check_parts", counted)
     async with stack() as parts, grpc.aio.insecure_channel(parts.orchestrator.address) as channel:
         call = channel.unary_stream("/specwire.v1.GenerationService/Generate", None, pb.GenerateResponse.FromString)
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await anext(aiter(call(HOSTILE["empty messages of a chat"]())))
-        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert raised.value.details() == f"request: has more than {MOST_PARTS} parts"
+        told = await raised(grpc.aio.AioRpcError, anext(aiter(call(HOSTILE["empty messages of a chat"]()))))
+        assert told.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert told.details() == f"request: has more than {MOST_PARTS} parts"
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         text = pb.TextPart(text="word " * SMALL_BYTES)
-        with pytest.raises(grpc.aio.AioRpcError, match="prefix") as raised:
-            await stub.ScoreText(pb.ScoreTextRequest(prefix=text, continuations=[pb.ScoredText(parts=[text])]))
+        asking = stub.ScoreText(pb.ScoreTextRequest(prefix=text, continuations=[pb.ScoredText(parts=[text])]))
+        await raised(grpc.aio.AioRpcError, asking, "prefix")
         assert len((await parts.client.complete(PROMPT, max_tokens=3)).tokens) == 3
     assert threads
     assert threading.get_ident() not in threads
@@ -140,11 +139,7 @@ def test_the_portions_of_a_long_message_say_the_same_and_are_short() -> None:
     timings = verify_pb2.StepTimings(sessions=7)
     message = Response(draining=True, timings=timings, verdicts=verdicts, refused=[common_pb2.Refused(handle=3)])
     taken = list(portions(message, ("refused", "verdicts")))
-    assert [(len(each.refused), len(each.verdicts)) for each in taken] == [
-        (1, 0),
-        *[(0, PARTS_AT_ONCE)] * 2,
-        (0, 1),
-    ]
+    assert [(len(each.refused), len(each.verdicts)) for each in taken] == [(1, 0), *[(0, PARTS_AT_ONCE)] * 2, (0, 1)]
     assert all(each.draining and each.timings == timings for each in taken)
     whole = Response()
     for each in taken:

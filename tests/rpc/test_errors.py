@@ -26,6 +26,7 @@ from specwire.rpc.errors import (
     retry_metadata,
 )
 from tests.rpc.byte_server import method, served, service
+from tests.wait import raised
 
 SECRET = "a secret detail"
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
@@ -59,9 +60,7 @@ async def outcome(channel: grpc.aio.Channel, kind: str, name: str) -> tuple[list
         async for message in call:
             received.append(message)
 
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect()
-    return received, caught.value
+    return received, await raised(grpc.aio.AioRpcError, collect())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,9 +165,7 @@ async def failed(error: StatusError) -> grpc.aio.AioRpcError:
         raise error
 
     async with served(service(Ask=("unary_unary", raising))) as (_, channel):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await method(channel, "unary_unary", "Ask")(b"", timeout=120.0)
-    return caught.value
+        return await raised(grpc.aio.AioRpcError, method(channel, "unary_unary", "Ask")(b"", timeout=120.0))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +208,5 @@ async def test_details_that_say_something_else_are_ignored(trailers: Metadata) -
         await context.abort(FULL, "full", trailers)
 
     async with served(service(Ask=("unary_unary", aborting))) as (_, channel):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await method(channel, "unary_unary", "Ask")(b"", timeout=120.0)
-    assert retry_after(caught.value) is None
+        caught = await raised(grpc.aio.AioRpcError, method(channel, "unary_unary", "Ask")(b"", timeout=120.0))
+    assert retry_after(caught) is None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import grpc
 import pytest
 
 from specwire.core.invalid import InvalidParameter
-from specwire.options import add_options
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys, read_keys, read_token, show
+from tests.options import parsed
 
 ONE, TWO = "one-token-of-length", "two-token-of-length"
 
@@ -81,26 +80,23 @@ def test_a_file_that_is_no_good_is_named(content: str | bytes, mode: int, messag
     assert "secret" not in said
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_options(parser, "client")
-    return parser.parse_args(words)
-
-
 def test_a_client_has_its_token_from_a_file_or_its_environment(tmp_path: Path) -> None:
     file = private(tmp_path / "token", ONE + "\n")
-    assert read_token(parsed("--token-file", file), {"SPECWIRE_TOKEN": TWO}) == ONE
-    assert read_token(parsed(), {"SPECWIRE_TOKEN": TWO}) == TWO
-    assert read_token(parsed(), {"SPECWIRE_TOKEN": ""}) == ""
-    assert read_token(parsed()) == ""
+    assert read_token(parsed("client", "--token-file", file), {"SPECWIRE_TOKEN": TWO}) == ONE
+    assert read_token(parsed("client"), {"SPECWIRE_TOKEN": TWO}) == TWO
+    assert read_token(parsed("client"), {"SPECWIRE_TOKEN": ""}) == ""
+    assert read_token(parsed("client")) == ""
     assert show("") == ()
 
 
 def test_what_is_no_token_is_refused_unseen(tmp_path: Path) -> None:
     file = private(tmp_path / "token", "two words")
-    for args, environment in ((parsed("--token-file", file), {}), (parsed(), {"SPECWIRE_TOKEN": "two words"})):
+    for args, environment in (
+        (parsed("client", "--token-file", file), {}),
+        (parsed("client"), {"SPECWIRE_TOKEN": "two words"}),
+    ):
         with pytest.raises(InvalidParameter, match="a token has 16 to 512") as refused:
             read_token(args, environment)
         assert "two words" not in str(refused.value)
     with pytest.raises(InvalidParameter, match="--token-file: .*none cannot be read: No such file or directory"):
-        read_token(parsed("--token-file", str(tmp_path / "none")))
+        read_token(parsed("client", "--token-file", str(tmp_path / "none")))

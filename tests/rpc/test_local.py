@@ -16,7 +16,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import NEUTRAL_MESSAGE, StatusError, retry_after
 from specwire.rpc.local import MOST_UNREAD, LocalServer
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from tests.wait import until
+from tests.wait import raised, until
 
 Request, Response = verify_pb2.ConnectVerifyRequest, verify_pb2.ConnectVerifyResponse
 LIMIT_S = 60.0
@@ -65,6 +65,12 @@ async def served() -> AsyncIterator[tuple[Servicer, LocalServer, Any]]:
             yield servicer, server, verify_pb2_grpc.VerifyServiceStub(channel)
         await server.stop()
         assert not server._running
+
+
+async def status(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
+    """What it ends with."""
+    caught = await raised(grpc.aio.AioRpcError, call)
+    return caught.code(), caught.details() or ""
 
 
 def opened(number: int) -> Any:
@@ -161,15 +167,13 @@ async def test_what_a_handler_raises_is_told_as_the_policy_says(
 
     async with served() as (servicer, _, stub):
         servicer.score = servicer.connect = fail
-        with pytest.raises(grpc.aio.AioRpcError) as unary:
-            await stub.Score(verify_pb2.ScoreRequest())
+        unary = await raised(grpc.aio.AioRpcError, stub.Score(verify_pb2.ScoreRequest()))
         call = stub.Connect()
         with pytest.raises(grpc.aio.AioRpcError) as stream:
             async for _ in call:
                 pass
-        with pytest.raises(grpc.aio.AioRpcError):
-            await call.write(opened(1))
-        for caught in (unary.value, stream.value):
+        await raised(grpc.aio.AioRpcError, call.write(opened(1)))
+        for caught in (unary, stream.value):
             assert (caught.code(), caught.details()) == (code, details)
             assert retry_after(caught) == again
     assert len(caplog.records) == 2 * (code is grpc.StatusCode.INTERNAL)
@@ -184,10 +188,9 @@ async def test_an_aborted_call_has_its_status_behind_what_was_said() -> None:
         servicer.connect = abort
         call = stub.Connect()
         assert (await anext(aiter(call))).draining
-        with pytest.raises(grpc.aio.AioRpcError, match="gone") as caught:
-            await anext(aiter(call))
-        assert caught.value.code() is grpc.StatusCode.DATA_LOSS
-        trailers: Any = caught.value.trailing_metadata()
+        caught = await raised(grpc.aio.AioRpcError, anext(aiter(call)), "gone")
+        assert caught.code() is grpc.StatusCode.DATA_LOSS
+        trailers: Any = caught.trailing_metadata()
         assert ("key", "value") in list(trailers)
 
 
@@ -201,10 +204,8 @@ async def test_a_call_that_its_client_leaves_is_cancelled_at_the_service() -> No
         asking.cancel()
         assert call.cancel()
         for task in (asking, reading):
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        with pytest.raises(asyncio.CancelledError):
-            await call.write(opened(1))
+            await raised(asyncio.CancelledError, task)
+        await raised(asyncio.CancelledError, call.write(opened(1)))
         await until(lambda: servicer.ended == ["cancelled", "cancelled"])
         assert not call.cancel()
 
@@ -218,12 +219,8 @@ async def test_a_deadline_ends_a_call_at_both_ends() -> None:
 
     async with served() as (servicer, _, stub):
         servicer.score = servicer.connect = wait
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Score(verify_pb2.ScoreRequest(), timeout=0.05)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await anext(aiter(stub.Connect(timeout=0.05)))
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        for call in (stub.Score(verify_pb2.ScoreRequest(), timeout=0.05), anext(aiter(stub.Connect(timeout=0.05)))):
+            assert (await status(call))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: servicer.ended == ["cancelled", "cancelled"])
         assert all(0 < each <= 0.05 for each in remaining)
 
@@ -236,19 +233,15 @@ async def test_a_service_that_stops_ends_its_calls_and_takes_no_more() -> None:
         await until(lambda: servicer.begun == 1)
         unbegun = stub.Connect()
         await server.stop()
-        for end in (lambda: reading, lambda: anext(aiter(unbegun)), lambda: stub.Score(verify_pb2.ScoreRequest())):
-            with pytest.raises(grpc.aio.AioRpcError, match="the service has stopped") as caught:
-                await end()
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        for end in (reading, anext(aiter(unbegun)), stub.Score(verify_pb2.ScoreRequest())):
+            assert await status(end) == (grpc.StatusCode.UNAVAILABLE, "the service has stopped")
         assert (servicer.begun, servicer.ended) == (1, ["cancelled"])
 
 
 async def test_a_method_that_nobody_serves_is_unimplemented() -> None:
     async with served() as (_, server, stub):
         server.handlers.clear()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Score(verify_pb2.ScoreRequest())
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert (await status(stub.Score(verify_pb2.ScoreRequest())))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_channel_that_is_closed_ends_its_calls() -> None:
@@ -257,6 +250,5 @@ async def test_a_channel_that_is_closed_ends_its_calls() -> None:
         async with server.channel() as channel:
             call = verify_pb2_grpc.VerifyServiceStub(channel).Connect()
             await until(lambda: servicer.begun == 1)
-        with pytest.raises(asyncio.CancelledError):
-            await anext(aiter(call))
+        await raised(asyncio.CancelledError, anext(aiter(call)))
         await until(lambda: servicer.ended == ["cancelled"])

@@ -15,6 +15,7 @@ from specwire.rpc.errors import Context
 from specwire.rpc.link import LinkError, Outbox
 from specwire.rpc.server import Service, serve
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from tests.wait import raised
 
 Request = draft_pb2.ConnectDraftRequest
 
@@ -154,8 +155,7 @@ async def test_a_task_that_closes_may_itself_be_cancelled() -> None:
     closing = asyncio.create_task(outbox.close(flush_s=30))
     await spin()
     closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await closing
+    await raised(asyncio.CancelledError, closing)
     await outbox.close(flush_s=0)
     assert peer.failures == []
 
@@ -224,8 +224,7 @@ class Drafter(draft_pb2_grpc.DraftServiceServicer):
 async def test_both_ends_of_a_real_stream() -> None:
     drafter = Drafter()
     hosted = Service(
-        "specwire.v1.DraftService",
-        lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(drafter, server),
+        "specwire.v1.DraftService", lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(drafter, server)
     )
     server = await serve([hosted], "127.0.0.1:0")
     failures: list[LinkError] = []

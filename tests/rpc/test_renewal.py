@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
@@ -20,7 +19,6 @@ from cryptography import x509
 
 from bench.harness.certificates import Authority, Signed
 from specwire.core.invalid import InvalidParameter
-from specwire.options import add_options
 from specwire.rpc import renewal
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import Context, StatusError
@@ -29,8 +27,9 @@ from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import RunningServer, serve
 from specwire.rpc.tls import ClientTls, client_tls, is_issued, server_tls
 from specwire.telemetry.metrics import Registry, listen
+from tests.options import parsed
 from tests.rpc.byte_server import method, service
-from tests.wait import until
+from tests.wait import raised, until
 
 ADA, BOB, NEW = "the-token-of-ada", "the-token-of-bob", "another-token-of-ada"
 LIMIT_S = 120.0
@@ -144,14 +143,12 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
 
 
 def test_a_token_is_the_one_of_the_file(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser, "client")
-    token = read_peer_token(parser.parse_args(["--token-file", write(tmp_path / "token", ADA)]))
+    token = read_peer_token(parsed("client", "--token-file", write(tmp_path / "token", ADA)))
     assert token.origin is not None
     write(tmp_path / "token", NEW)
     assert (text_of(token), token.origin.look(), text_of(token)) == (ADA, True, NEW)
     assert ADA not in repr(token)
-    nothing = read_peer_token(parser.parse_args([]))
+    nothing = read_peer_token(parsed("client"))
     assert (nothing, bool(nothing), text_of(nothing), text_of(ADA)) == (Token(), False, "", ADA)
 
 
@@ -235,9 +232,8 @@ async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp
                 pass
         assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert ended.value.details() == "authorization: this token is not known here"
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S)
-        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        refused = await raised(grpc.aio.AioRpcError, method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
+        assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
         for _ in range(20):
             assert isinstance(await his.read(), bytes)
         his.cancel()
@@ -264,11 +260,9 @@ class Files:
         self._folder = folder
         self.serve(ours.sign())
         self.trust(*clients)
-        parser = argparse.ArgumentParser()
-        add_options(parser, "orchestrate")
         names = ("--tls-cert", "cert.pem", "--tls-key", "cert.key", "--tls-client-ca", "clients.pem")
         flags = [each if each.startswith("--") else str(folder / each) for each in names]
-        tls = server_tls(parser.parse_args(flags))
+        tls = server_tls(parsed("orchestrate", *flags))
         assert tls is not None
         assert tls.origin is not None
         self.tls, self.origin = tls, tls.origin
@@ -310,9 +304,8 @@ async def test_a_certificate_of_a_removed_authority_ends_its_calls_and_no_others
             assert isinstance(await hers.read(), bytes)
         assert await method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
         async with open_channel(server.address, client(ours, gone.sign())) as again:
-            with pytest.raises(grpc.aio.AioRpcError) as shut:
-                await method(again, "unary_unary", "Echo")(b"x", timeout=LIMIT_S)
-            assert shut.value.code() is grpc.StatusCode.UNAVAILABLE
+            shut = await raised(grpc.aio.AioRpcError, method(again, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
+            assert shut.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def presented(address: str, trusted: Authority) -> int:
@@ -324,11 +317,9 @@ def presented(address: str, trusted: Authority) -> int:
 async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path) -> None:
     ours, second = Authority("ours"), Authority("second")
     Files(tmp_path, ours, ours)
-    parser = argparse.ArgumentParser()
-    add_options(parser, "orchestrate")
     ca = write(tmp_path / "ca.pem", ours.pem)
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "cert.key")
-    args = parser.parse_args(["--tls-cert", cert, "--tls-key", key, "--tls-ca", ca])
+    args = parsed("orchestrate", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca)
     tls, dialled = server_tls(args), client_tls(args)
     assert tls is not None
     assert dialled is not None
@@ -352,8 +343,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path)
         assert after == [serial] * 2 != before
         assert isinstance(await call.read(), bytes)  # the old connection goes on
         async with open_channel(server.address, dialled) as distrusting:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await method(distrusting, "unary_unary", "Echo")(b"x", timeout=LIMIT_S)
+            await raised(grpc.aio.AioRpcError, method(distrusting, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
         write(tmp_path / "ca.pem", second.pem)
         assert dialled.origin.look()
         async with open_channel(server.address, dialled) as trusting:

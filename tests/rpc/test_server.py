@@ -22,6 +22,7 @@ from specwire.rpc.keys import Keys
 from specwire.rpc.server import ListenError, Service, parse_listen, serve
 from specwire.rpc.tls import ClientTls
 from tests.rpc.byte_server import NAME, method, served, service
+from tests.wait import raised
 
 Status: TypeAlias = "health_pb2.HealthCheckResponse.ServingStatus"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -58,9 +59,8 @@ async def test_health_says_what_it_is_told_for_the_server_and_each_service() -> 
         assert [await health_of(channel, name) for name in ("", NAME)] == [SERVING] * 2
         await server.set_serving(False)
         assert [await health_of(channel, name) for name in ("", NAME)] == [NOT_SERVING] * 2
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await health_of(channel, "no.such.Service")
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        caught = await raised(grpc.aio.AioRpcError, health_of(channel, "no.such.Service"))
+        assert caught.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_reflection_lists_the_services() -> None:
@@ -75,15 +75,13 @@ async def test_reflection_lists_the_services() -> None:
 
 async def test_a_port_in_use_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     async with served(service()) as (server, _):
-        with pytest.raises(ListenError, match=f"{server.address}: the port is in use"):
-            await serve([service()], server.address)
+        await raised(ListenError, serve([service()], server.address), f"{server.address}: the port is in use")
     assert capfd.readouterr().err == ""
 
 
 async def test_other_machines_are_let_in_only_knowingly() -> None:
     for listen in ("0.0.0.0:0", "[::]:0", "192.0.2.1:0", "some-host:0"):
-        with pytest.raises(ListenError, match="--insecure"):
-            await serve([service()], listen)
+        await raised(ListenError, serve([service()], listen), "--insecure")
     server = await serve([service()], "0.0.0.0:0", allow_insecure=True)
     assert server.address == f"127.0.0.1:{server.port}"
     await server.stop(0)
@@ -156,8 +154,7 @@ async def test_stopping_ends_calls_that_outstay_their_grace() -> None:
         call = method(channel, "unary_unary", "Stuck")(b"x", timeout=120.0)
         await asyncio.wait_for(entered.wait(), 60.0)
         await asyncio.wait_for(server.stop(0.05), 60.0)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await call
+        await raised(grpc.aio.AioRpcError, call)
 
 
 # Who is let in, in each of the four kinds of call, and with what

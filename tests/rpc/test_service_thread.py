@@ -16,6 +16,7 @@ import pytest
 
 from specwire.rpc import service_thread
 from specwire.rpc.service_thread import MOST_BACKLOG, GoOn, Inbox, ServiceThread, StartGivenUp, Stop
+from tests.wait import raised
 
 LIMIT_S = 120
 
@@ -132,8 +133,7 @@ async def test_what_loading_raises_is_raised_by_start() -> None:
     def load(*_: object) -> tuple[Echo, str]:
         raise ValueError("model 'x': there is no such directory")
 
-    with pytest.raises(ValueError, match="no such directory"):
-        await ServiceThread("echo", load, helpers=helpers).start()
+    await raised(ValueError, ServiceThread("echo", load, helpers=helpers).start(), "no such directory")
     assert helpers.closed.is_set()
 
 
@@ -150,8 +150,7 @@ async def test_a_cancelled_start_returns_when_the_thread_has_ended() -> None:
     assert await asyncio.to_thread(loading.wait, LIMIT_S)
     starting.cancel()
     go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(starting, LIMIT_S)
+    await raised(asyncio.CancelledError, asyncio.wait_for(starting, LIMIT_S))
     assert not [one for one in threading.enumerate() if one not in before and one.name == "echo"]
 
 
@@ -187,8 +186,7 @@ async def test_loading_learns_that_the_start_is_given_up() -> None:
     stopping = asyncio.create_task(thread.stop())
     await asyncio.sleep(0)
     asked.set()
-    with pytest.raises(StartGivenUp):
-        await asyncio.wait_for(starting, LIMIT_S)
+    await raised(StartGivenUp, asyncio.wait_for(starting, LIMIT_S))
     await stopping
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,16 +12,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.harness.certificates import Authority
 from specwire.core.invalid import InvalidParameter
-from specwire.options import add_options
 from specwire.rpc.channel import open_channel, unreachable
 from specwire.rpc.server import RunningServer, serve
-from specwire.rpc.tls import (
-    ClientTls,
-    ServerTls,
-    client_tls,
-    server_tls,
-    system_authorities,
-)
+from specwire.rpc.tls import ClientTls, ServerTls, client_tls, server_tls, system_authorities
+from tests.options import parsed
 from tests.rpc.byte_server import service
 
 OURS, OTHERS = Authority(), Authority("another authority")
@@ -95,24 +88,18 @@ def test_the_keys_are_not_shown() -> None:
 # Command lines
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_options(parser, "orchestrate")
-    return parser.parse_args(words)
-
-
 def test_no_flag_is_no_tls() -> None:
-    assert (server_tls(parsed()), client_tls(parsed())) == (None, None)
+    assert (server_tls(parsed("orchestrate")), client_tls(parsed("orchestrate"))) == (None, None)
 
 
 def test_flags_become_what_the_files_hold(tmp_path: Path) -> None:
     signed = OURS.sign()
     cert, key = signed.save(tmp_path, "one")
     ca = OTHERS.save(tmp_path, "ca")
-    server = server_tls(parsed("--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca))
+    server = server_tls(parsed("orchestrate", "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca))
     assert server == ServerTls(signed.certificate, signed.key, OTHERS.pem)
-    assert client_tls(parsed("--tls")) == ClientTls()
-    client = client_tls(parsed("--tls-ca", ca, "--tls-client-cert", cert, "--tls-client-key", key))
+    assert client_tls(parsed("orchestrate", "--tls")) == ClientTls()
+    client = client_tls(parsed("orchestrate", "--tls-ca", ca, "--tls-client-cert", cert, "--tls-client-key", key))
     assert client == ClientTls(OTHERS.pem, signed.certificate, signed.key)
 
 
@@ -139,7 +126,7 @@ def test_what_is_wrong_is_named_by_flag_and_file(words: list[str], message: str,
     _, other = OURS.sign().save(tmp_path, "other")
     (tmp_path / "junk").write_bytes(b"\xffnothing")
     files = {"GOOD": good, "KEY": key, "OTHER": other, "JUNK": str(tmp_path / "junk"), "NONE": str(tmp_path / "none")}
-    args = parsed(*(files.get(word, word) for word in words))
+    args = parsed("orchestrate", *(files.get(word, word) for word in words))
     with pytest.raises(InvalidParameter) as caught:
         server_tls(args)
         client_tls(args)

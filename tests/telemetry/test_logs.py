@@ -15,7 +15,7 @@ import pytest
 
 from specwire.client import Client
 from specwire.core.invalid import InvalidParameter
-from specwire.telemetry.logs import JsonLines, TextLines, message_of, of_session
+from specwire.telemetry.logs import JsonLines, TextLines, message_of, tell
 from specwire.telemetry.options import Telemetry
 from tests.ports import free_port
 from tests.telemetry.stack import observed
@@ -27,20 +27,21 @@ PROMPT = [5, 6, 7]
 
 
 def record(message: str, *args: object, **extra: str) -> logging.LogRecord:
-    made = logging.getLogger("a.b").makeRecord("a.b", logging.WARNING, "f", 1, message, args, None, extra=extra)
+    return logging.getLogger("a.b").makeRecord("a.b", logging.WARNING, "f", 1, message, args, None, extra=extra)
+
+
+def test_a_json_line_has_the_session_and_no_line_break(caplog: pytest.LogCaptureFixture) -> None:
+    tell(logging.getLogger("a.b"), "abcdefghijkl", "x\ny", level=logging.WARNING)
+    (made,) = caplog.records
     made.created, made.msecs = 0.25, 250.0
-    return made
-
-
-def test_a_json_line_has_the_session_and_no_line_break() -> None:
-    line = JsonLines("verifier").format(record("session %s: x\ny", "abc", **of_session("abcdefghijkl")))
+    line = JsonLines("verifier").format(made)
     assert "\n" not in line
     assert json.loads(line) == {
         "time": "1970-01-01T00:00:00.250Z",
         "level": "warning",
         "service": "verifier",
         "logger": "a.b",
-        "message": "session abc: x\ny",
+        "message": "session abcdefgh: x\ny",
         "session": "abcdefgh",
     }
 

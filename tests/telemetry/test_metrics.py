@@ -29,7 +29,7 @@ from specwire.telemetry.metrics import (
     process_families,
 )
 from specwire.telemetry.tally import Histogram
-from tests.wait import until
+from tests.wait import raised, until
 
 
 def test_a_page_says_each_familys_text_and_type_once_and_whose_each_sample_is() -> None:
@@ -167,8 +167,7 @@ async def refusal(address: str, request: bytes, tls: ssl.SSLContext | None = Non
 
 async def test_a_taken_port_is_an_error_that_names_it() -> None:
     async with listening(Registry()) as listener:
-        with pytest.raises(ListenError, match=f"metrics: cannot listen on {listener.address}"):
-            await listen(Registry(), listener.address)
+        await raised(ListenError, listen(Registry(), listener.address), f"metrics: cannot listen on {listener.address}")
 
 
 async def test_stopping_ends_connections_that_say_nothing() -> None:

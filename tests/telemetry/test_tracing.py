@@ -30,7 +30,7 @@ from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import PROMPT, TARGET, stack
 from tests.telemetry.stack import Observed, ask, observed
-from tests.wait import until
+from tests.wait import raised, until
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = {"specwire.generate", "specwire.verify", "specwire.draft"}
@@ -103,8 +103,7 @@ async def test_one_trace_from_the_client_to_verifier_and_drafter(exporter: InMem
         assert f"{parent_of(by_http['specwire.generate']):016x}" == ABOVE.split("-")[2]
         exporter.clear()
 
-        with pytest.raises(SpecwireError):
-            await stack.client.complete([10_000], max_tokens=5)
+        await raised(SpecwireError, stack.client.complete([10_000], max_tokens=5))
         refused = (await spans_of(exporter, {CLIENT}))[CLIENT]
         assert refused.status.status_code is trace.StatusCode.ERROR
         exporter.clear()
