@@ -14,7 +14,6 @@ from specwire.core.policy.estimates import (
     expected_tokens,
     lockstep_rate,
     smoothed,
-    typical,
 )
 
 
@@ -124,7 +123,3 @@ def test_smoothing_bounds_outliers_and_takes_the_first_value_as_it_is() -> None:
     assert smoothed(10.0, 1e9) == pytest.approx(14.0)
     assert smoothed(10.0, 5.0, weight=0.5) == pytest.approx(7.5)
     assert smoothed(0.0, 5.0) == 0.0
-
-
-def test_typical_is_the_median() -> None:
-    assert typical([3.0, 1000.0, 2.0]) == 3.0

@@ -6,7 +6,6 @@ import pytest
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome, Proposal, SourceKind
-from specwire.core.policy.costs import StepCharge
 from specwire.core.text import Ending, hash_of
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import Allowance, RunningSession, VerifySession
@@ -230,5 +229,5 @@ def test_a_wait_before_a_pause_is_not_charged_behind_it() -> None:
     running.allow(Allowance(4, 50), 1_000.0)
     before_us = session.ledger.balance_us
     session.resolve([6], session.window(8))
-    running.decided(1_100.0, 1, StepCharge(100.0))
+    running.decided(1_100.0, 1, 100.0)
     assert session.ledger.balance_us == before_us

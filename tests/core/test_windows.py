@@ -12,17 +12,10 @@ import pytest
 from specwire.core.messages import MOST_WINDOW, SourceKind
 from specwire.core.policy import windows
 from specwire.core.policy.costs import part_of
+from specwire.core.policy.drafters import Due
 from specwire.core.policy.estimates import AcceptanceByPosition, expected_tokens
 from specwire.core.policy.tunables import PREFILL_ROWS
-from specwire.core.policy.windows import (
-    PATIENCE_US,
-    Awaited,
-    Guess,
-    Share,
-    StepCandidate,
-    StepPlan,
-    schedule,
-)
+from specwire.core.policy.windows import Guess, Share, StepCandidate, StepPlan, schedule
 
 
 def flat(_: int) -> float:
@@ -51,10 +44,9 @@ def candidate(
     drafted: int = 0,
     spare_us: float = 1e6,
     rate: float = 0.9,
-    awaited: Awaited | None = None,
-    missing: int = 0,
+    awaited: tuple[int, Due | None] = (0, None),
 ) -> StepCandidate:
-    return StepCandidate(slot, room, uncached, drafted, spare_us, acceptance(rate), awaited, missing)
+    return StepCandidate(slot, room, uncached, drafted, spare_us, acceptance(rate), awaited[1], awaited[0])
 
 
 def test_nothing_to_do() -> None:
@@ -272,8 +264,8 @@ def test_prompt_without_budget_is_left_out_and_a_lone_one_never_starves() -> Non
     assert plan.shares == (Share(0, 9, 0, True),)
 
 
-def due(tokens: int = 4, expected: float = 200.0, latest: float = 300.0, chance: float = 1.0) -> Awaited:
-    return Awaited(tokens, expected, latest, chance)
+def due(tokens: int = 4, expected: float = 200.0, latest: float = 300.0, chance: float = 1.0) -> tuple[int, Due]:
+    return tokens, Due(expected, latest, chance)
 
 
 def test_waits_for_tokens_that_are_due_soon() -> None:
@@ -344,14 +336,6 @@ def test_who_is_waited_for_pays_for_all() -> None:
 def test_waits_for_the_best_of_several_due_times() -> None:
     soon, late = candidate(0, awaited=due()), candidate(1, awaited=due(4, 50_000.0, 60_000.0))
     assert schedule([soon, late], 0.0, flat).wait_until_us == 300.0
-
-
-def test_a_patient_verifier_waits_for_all_that_is_due_and_keeps_no_ledger() -> None:
-    short = candidate(drafted=1, spare_us=-1e9, missing=3)
-    assert schedule([short], 100.0, flat, patient=True) == StepPlan((), 100.0 + PATIENCE_US, (0,))
-    assert schedule([short], 100.0, flat).wait_until_us is None
-    full = candidate(drafted=4, spare_us=-1e9, missing=0)
-    assert [share.window for share in schedule([full], 100.0, flat, patient=True).shares] == [4]
 
 
 def guessing(guess_rate: float, tokens: int = MOST_WINDOW, untested_us: float = 0.0, **rest: Any) -> StepCandidate:
@@ -447,10 +431,6 @@ def test_does_not_wait_for_a_drafter_while_a_better_guess_is_at_hand() -> None:
 
 def test_waits_for_a_drafter_that_is_worth_more_than_the_guess() -> None:
     assert schedule([guessing(0.3, awaited=due())], 0.0, flat).wait_until_us == 300.0
-
-
-def test_a_patient_verifier_guesses_nothing() -> None:
-    assert schedule([guessing(0.9)], 0.0, flat, patient=True).shares == (Share(0, 1, 0, True),)
 
 
 # A prompt of 4,000 tokens

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple, TypeVar
 
 from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.policy.costs import StepCosts
-from specwire.core.policy.estimates import ForwardTimes, typical
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm import Feed, LanguageModel
@@ -220,7 +221,7 @@ def _times(
         done += 1
     for slot in range(max(shape.sessions for shape in shapes.values())):
         lm.discard(slot)
-    return {name: typical(sorted(values)[: (len(values) + 3) // 4]) for name, values in times.items()}
+    return {name: median(sorted(values)[: (len(values) + 3) // 4]) for name, values in times.items()}
 
 
 def _turn(lm: LanguageModel, shape: BatchShape) -> float:

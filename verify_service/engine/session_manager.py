@@ -18,7 +18,6 @@ from specwire.core.messages import AssignedDrafter, FinishReason, Proposal, Verd
 from specwire.core.model import ModelLost, SlotModel, out_of_memory
 from specwire.core.policy.drafters import LearntDrafters
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.references import ReferenceRoom, References
@@ -80,7 +79,9 @@ class SessionManager:
         self.counts: Counter[str] = Counter()
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
-        self._ngram, self._head = ngram, HeadAcceptance() if head else None
+        self._ngram = ngram
+        # How often a head's tokens are accepted, of all sessions: of texts drawn by noise apart from greedy ones.
+        self._head = {drawn: AcceptanceByPosition() for drawn in (False, True)} if head else None
         self.drafters = LearntDrafters()
         # When the last forwards began and ended.
         self.forwards: deque[tuple[float, float]] = deque(maxlen=4)
@@ -336,7 +337,7 @@ class SessionManager:
             ngram=opening.ngram,
             epoch=opening.epoch,
             prediction=opening.prediction,
-            head=self._head.of(opening.sampling.temperature) if self._head is not None and opening.head else None,
+            head=self._head[opening.sampling.temperature > 0.0] if self._head is not None and opening.head else None,
             others=lambda text: self._others(opening, text),
             own_text=self._ngram,
             references=lambda: self._references(opening),
