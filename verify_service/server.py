@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,30 +146,19 @@ MIB = 1 << 20
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
+@dataclass(slots=True, eq=False)
 class RunningVerifier:
     """A verifier that answers at `address`. meter: where its load is read."""
 
-    def __init__(
-        self,
-        thread: EngineThread,
-        servicer: VerifyServicer,
-        server: RunningServer,
-        info: common_pb2.GetModelInfoResponse,
-        metrics: MetricsListener | None,
-        registrar: Registrar,
-        renewal: Renewal,
-        meter: LoadReader | None = None,
-        usage: UsageLog | None = None,
-    ) -> None:
-        self._thread = thread
-        self._servicer = servicer
-        self._server = server
-        self.info = info
-        self.metrics = metrics
-        self._registrar = registrar
-        self._renewal = renewal
-        self._meter = meter or LoadReader()
-        self._usage = usage
+    _thread: EngineThread
+    _servicer: VerifyServicer
+    _server: RunningServer
+    info: common_pb2.GetModelInfoResponse
+    metrics: MetricsListener | None
+    _registrar: Registrar
+    _renewal: Renewal
+    _meter: LoadReader = field(default_factory=LoadReader)
+    _usage: UsageLog | None = None
 
     @property
     def address(self) -> str:

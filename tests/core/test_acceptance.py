@@ -9,8 +9,6 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from specwire.core.law.acceptance import choose, decide
@@ -76,19 +74,6 @@ def test_no_proposal_changes_a_token(vocabulary: int, temperature: float) -> Non
                 assert len(decision.tokens) == agreed + 1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@given(st.data())
-def test_rounds_concatenate_to_the_plain_text(temperature: float, data: st.DataObject) -> None:
-    seed = data.draw(st.integers(0, 2**64 - 1))
-    target = Target(4, Sampling(temperature, top_k=3, seed=seed, choice=seed % 3), table_seed=seed % 17)
-    text = [1]
-    while len(text) < 12:
-        window = tuple(data.draw(st.lists(st.integers(0, 3), max_size=LONGEST)))
-        late = data.draw(st.none() | st.integers(0, 3))
-        text += decide(target.rows(text[-1], START + len(text), window), window, late).tokens
-    assert tuple(text[1:]) == target.plain(1, START + 1, len(text) - 1)
-
-
 @pytest.mark.parametrize(
     ("chosen", "window", "late", "tokens", "outcomes"),
     [
@@ -134,11 +119,6 @@ def test_a_wrong_number_of_rows_is_an_error(chosen: list[int], window: tuple[int
 def test_ties_go_to_the_lowest_id() -> None:
     assert choose([1.0, 3.0, 3.0, 3.0], 0, Sampling(0.0)) == 1
     assert choose([0.0, 0.0], 0, Sampling(0.0)) == 0
-
-
-def test_ties_of_coupled_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specwire.core.law.acceptance.gumbel", lambda seed, choice, position, ids: np.zeros(len(ids)))
-    assert choose([1.0, 3.0, 3.0], 0, Sampling(1.0)) == 1
 
 
 def test_removed_tokens_are_never_chosen() -> None:

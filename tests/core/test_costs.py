@@ -164,14 +164,6 @@ def test_plain_steps_that_were_long_once_are_not_thought_so_for_ever() -> None:
     assert learned.of(4)(16) == pytest.approx(window_us, rel=0.1)
 
 
-def test_one_slow_step_changes_little() -> None:
-    learned = batch_costs()
-    window_us, plain_us = learned.of(4)(16), learned.plain(4)
-    observe(learned, 16, 1e6, sessions=4)
-    assert learned.of(4)(16) < 1.3 * window_us
-    assert learned.plain(4) < 1.3 * plain_us
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What windows teach, beside plain steps.
 
@@ -184,16 +176,6 @@ def test_what_a_width_takes_beside_a_plain_step_shows_where_one_follows_the_othe
         observe(learned, 4, slowness * 1600.0)
     assert learned.of(1)(4) / learned.plain(1) == pytest.approx(1.6, rel=0.02)
     assert learned.of(1)(2) / learned.plain(1) == pytest.approx(1.1 * 1.6 / 1.3, rel=0.02), "of others as much"
-
-
-def test_likewise_a_batchs_software_of_windows_is_theirs() -> None:
-    learned = batch_costs()
-    window_us = learned.of(4)(16)
-    for _ in range(100):
-        learned.observe(4, 4, 1330.0, 200.0, waited=False)
-        learned.observe(4, 16, window_us, 500.0, waited=False)
-    assert learned.plain(4) == pytest.approx(1530.0, rel=0.05)
-    assert learned.of(4)(16) / learned.plain(4) == pytest.approx((window_us + 500.0) / 1530.0, rel=0.02)
 
 
 def test_what_a_busy_machine_made_of_windows_is_outvoted() -> None:

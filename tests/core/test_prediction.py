@@ -44,12 +44,6 @@ def test_it_goes_on_behind_what_differs() -> None:
     assert follow(source, text, [10, 12, 13, 14])[-1] == (14, 15, 16, 17)
 
 
-def test_behind_its_end_there_is_nothing() -> None:
-    text = list(PROMPT)
-    source = TextSource(text, len(PROMPT), PREDICTED)
-    assert follow(source, text, [*PREDICTED, 50, 51])[-2:] == [(), ()]
-
-
 def test_references_are_quoted_from_in_any_order() -> None:
     """A request names texts of its own by predicting them one after another."""
     first, second = [20, 21, 22, 23, 24, 25], [30, 31, 32, 33, 34, 35]
@@ -67,17 +61,6 @@ def test_the_text_itself_is_still_guessed_from() -> None:
     guess = source.look()
     assert guess is not None
     assert (guess.tokens[:2], guess.kind) == ((23, 24), SourceKind.NGRAM)
-
-
-def test_of_equals_the_prediction_counts() -> None:
-    """A prompt that holds the old text, which is predicted too, as in an edit."""
-    prompt = [*PREDICTED, 1, 2]
-    text = list(prompt)
-    source = TextSource(text, len(prompt), PREDICTED)
-    follow(source, text, PREDICTED[:4])
-    guess = source.look()
-    assert guess is not None
-    assert (guess.tokens[0], guess.kind) == (14, SourceKind.PREDICTION)
 
 
 def test_a_long_prediction_is_taken_in_bit_by_bit() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 
@@ -61,35 +60,11 @@ def test_one_append_at_a_time_takes_all_that_was_decided_meanwhile() -> None:
     assert append == messages.Append(3, (2, 1, 2), (D,) * 3, None)
 
 
-def test_verdicts_that_come_together_are_appended_together() -> None:
-    subject = running()
-    subject.handle(messages.DrafterReady(5))
-    assert kinds(subject.handle(replace(verdict(2, 1), more=True))) == ["AdvanceDrafter"]
-    assert subject.handle(verdict(3, 2))[1:] == [messages.Append(2, (1, 2), (D, D), None)]
-
-
-def test_an_end_is_appended_whatever_is_said_to_follow() -> None:
-    subject = running()
-    subject.handle(replace(verdict(2, 1), more=True))
-    append = subject.handle(replace(verdict(3, 0, finish=FinishReason.EOS), more=True))[0]
-    assert append == messages.Append(2, (1, 0), (D, D), messages.End(FinishReason.EOS, "", 1))
-
-
 def test_the_drafter_hears_before_the_log() -> None:
     subject = running()
     subject.handle(messages.DrafterReady(5))
     assert kinds(subject.handle(verdict(2, 1))) == ["AdvanceDrafter", "Append"]
     assert subject.handle(verdict(3, 2)) == [messages.AdvanceDrafter(5, 3, (2,), Pace())]
-
-
-def test_the_last_append_finishes_in_the_same_script() -> None:
-    subject = running()
-    append, close = subject.handle(verdict(2, 1, 0, finish=FinishReason.EOS))
-    assert append == messages.Append(2, (1, 0), (D, D), messages.End(FinishReason.EOS, "", 1))
-    assert close == messages.CloseVerifier()
-    assert subject.state == "ending"
-    assert kinds(subject.handle(messages.Appended())) == ["Emit", "EmitEnd"]
-    assert subject.state == "ended"
 
 
 def test_a_verdict_without_tokens_may_end_the_session() -> None:
@@ -98,16 +73,6 @@ def test_a_verdict_without_tokens_may_end_the_session() -> None:
     append = subject.handle(verdict(2, finish=FinishReason.LENGTH))[0]
     assert append == messages.Append(2, (), (), messages.End(FinishReason.LENGTH, "", 0))
     assert kinds(subject.handle(messages.Appended())) == ["EmitEnd"]
-
-
-def test_a_refusal_after_the_end_was_decided_does_not_change_it() -> None:
-    subject = running()
-    subject.handle(verdict(2, 1))
-    subject.handle(verdict(3, 0, finish=FinishReason.EOS))
-    subject.handle(messages.VerifierRefused(1, "too late"))
-    append = next(effect for effect in subject.handle(messages.Appended()) if isinstance(effect, messages.Append))
-    assert append.end is not None
-    assert append.end.reason is FinishReason.EOS
 
 
 # Stop strings
@@ -165,25 +130,6 @@ def test_it_reopens_once_all_that_was_decided_is_durable() -> None:
     effects = subject.handle(messages.Appended())
     assert kinds(effects) == ["Emit", "OpenVerifier"]
     assert effects[1] == messages.OpenVerifier(2, (1, 2, 1, 2), 4, 10)
-
-
-def test_what_was_decided_without_a_link_is_told_behind_opened() -> None:
-    subject = running()
-    subject.handle(verdict(2, 1))
-    subject.handle(messages.Appended())
-    subject.handle(messages.VerifierLost())
-    subject.handle(messages.VerifierReady())
-    subject.handle(messages.VerifierOpened(2, 3))
-    assert subject.handle(verdict(3, 2, 1, attach=2)) == [messages.Append(3, (2, 1), (D, D), None)]
-
-
-def test_a_loss_leaves_the_drafter_where_it_is() -> None:
-    subject = running()
-    subject.handle(messages.DrafterReady(1))
-    subject.handle(verdict(2, 1))
-    subject.handle(verdict(3, 2, 1))
-    assert subject.handle(messages.VerifierLost()) == []
-    assert subject.text.tokens == [1, 2, 1, 2, 1]
 
 
 def test_a_stop_string_in_what_a_lost_verifier_decided_ends_the_session() -> None:
@@ -250,24 +196,6 @@ def test_credit_rises_when_half_the_buffer_is_earned() -> None:
     assert subject.handle(messages.ClientTook(6)) == [messages.SendProgress(6, 14)]
     assert subject.handle(messages.ClientTook(4)) == []
     assert subject.taken == 6
-
-
-def test_a_client_that_takes_nothing_earns_nothing() -> None:
-    subject = running(buffer=2)
-    subject.handle(verdict(2, 1, 1))
-    assert kinds(subject.handle(messages.Appended())) == ["Emit"]
-    subject.handle(messages.VerifierLost())
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(2, (1, 2, 1, 1), 4, 4)]
-    assert subject.handle(messages.ClientTook(4)) == []
-    assert subject.handle(messages.VerifierOpened(2, 4)) == [messages.SendProgress(4, 6)]
-
-
-def test_a_buffer_of_one_lets_one_token_through_at_a_time() -> None:
-    subject = running(buffer=1)
-    subject.handle(verdict(2, 1))
-    subject.handle(messages.Appended())
-    assert subject.handle(messages.ClientTook(3)) == [messages.SendProgress(3, 4)]
-    assert subject.handle(messages.ClientTook(3)) == []
 
 
 def test_a_buffer_of_nothing_is_refused() -> None:
@@ -348,13 +276,6 @@ def test_where_no_verifier_is_there_the_next_one_s_epoch_will_do() -> None:
     assert subject.attach == 1
 
 
-def test_the_loss_of_a_former_drafter_means_nothing() -> None:
-    subject = running()
-    subject.handle(messages.DrafterReady(2))
-    assert subject.handle(messages.DrafterLost(1)) == []
-    assert list(subject.drafters) == [2]
-
-
 def test_each_drafter_is_told_at_its_own_pace() -> None:
     subject = running()
     quick, paused = Pace(4, 8), Pace(1, 0)
@@ -405,19 +326,6 @@ def test_proposals_are_relayed_once_the_verifier_was_asked_to_open() -> None:
     assert subject.handle(messages.ProposalArrived(proposal)) == [messages.RelayProposal(proposal)]
     subject.handle(messages.DrafterLost(0))
     assert subject.handle(messages.ProposalArrived(proposal)) == []
-
-
-def test_an_open_drafter_begins_a_new_chain_for_a_verifier_that_opens() -> None:
-    subject = session()
-    subject.handle(messages.DrafterReady(1))
-    back, forward = subject.handle(messages.VerifierReady())[1:]
-    assert (back, forward) == (messages.AdvanceDrafter(1, 1, (), Pace()), messages.AdvanceDrafter(1, 1, (2,), Pace()))
-
-
-def test_with_a_text_of_one_token_it_is_opened_again() -> None:
-    subject = Session(Text([3]), 1, LetterScanner(()))
-    subject.handle(messages.DrafterReady(1))
-    assert subject.handle(messages.VerifierReady())[1:] == [messages.OpenDrafter(1, (3,), Pace())]
 
 
 # The end

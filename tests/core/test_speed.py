@@ -23,15 +23,6 @@ def test_forward_times_between_and_beyond_the_measured() -> None:
     assert times.points == {1: 10.0, 4: 40.0, 8: 48.0}
 
 
-def test_forward_times_that_fall_do_not_fall_for_ever() -> None:
-    assert ForwardTimes({4: 27.0, 5: 16.0}).at(32) == 16.0
-
-
-def test_forward_times_of_one_width_are_flat() -> None:
-    times = ForwardTimes({2: 7.0})
-    assert [times.at(m) for m in (1, 2, 50)] == [7.0, 7.0, 7.0]
-
-
 @pytest.mark.parametrize("measured", [{}, {0: 1.0}])
 def test_forward_times_need_a_width(measured: dict[int, float]) -> None:
     with pytest.raises(ValueError, match="measured"):
@@ -54,12 +45,6 @@ def test_positions_behind_a_refusal_are_not_tested() -> None:
         rates.observe(4, 0)
         known.observe(1, 0)
     assert rates.rates(4) == known.rates(4)
-
-
-def test_the_first_position_counts() -> None:
-    rates = AcceptanceByPosition()
-    rates.observe(1, 0)
-    assert rates.rates(1)[0] < AcceptanceByPosition().rates(1)[0]
 
 
 def test_windows_may_exceed_what_is_kept() -> None:

@@ -24,10 +24,8 @@ KEPT = {
     "BEGINNING_TOKENS",
     "MOST_LINEAGE",
 }
-SLOTS = {"TEXT", "END", "EMPTY_SLOT", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
+SLOTS = {"TEXT", "END", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT", "POWERS", "TAG_SHIFT", "TAG_MASK"}
-# What is drafted is the same with loops as with vectors.
-ARITHMETIC = {"VECTOR_TOKENS"}
 # Multiples of what the table has.
 DERIVED = {
     "MOST_NGRAM",
@@ -37,7 +35,7 @@ DERIVED = {
     "BESIDE_A_STEP",
     "LEAST_PATH_SHARE",
 }
-BOUNDS = {*DERIVED, *REMEMBERED, *KEPT, *SLOTS, *HASHING, *ARITHMETIC}
+BOUNDS = {*DERIVED, *REMEMBERED, *KEPT, *SLOTS, *HASHING}
 
 
 def numbers(path: Path) -> set[str]:

@@ -66,31 +66,6 @@ def test_it_goes_on_to_its_credit_and_delivers_what_it_decided_once(sampling: Sa
     assert rig.refused == []
 
 
-def test_verdicts_that_were_lost_with_the_link_are_in_the_tail() -> None:
-    rig, truth = begun(credit=5)
-    cut(rig)
-    reattach(rig, ())
-    rig.run()
-    assert tail(rig) == truth[:2]
-    assert rig.tokens[5] == truth
-    assert rig.engine.steps == TRUTH_LENGTH
-
-
-def test_a_tail_begins_within_a_verdict() -> None:
-    rig = Rig()
-    truth = oracle(rig.lm, PROMPT, TRUTH_LENGTH)
-    rig.open(1, PROMPT, allowance=Allowance(3, 13))
-    rig.propose(1, chain(0, PROMPT, truth[:6]))
-    rig.run()
-    cut(rig)
-    reattach(rig, truth[:2])
-    rig.run()
-    first = admitted(rig).tail[0].verdict
-    assert first.position == 5
-    assert len(first.outcomes) == len(first.tokens)
-    assert rig.tokens[5] == truth[2:]
-
-
 def test_a_link_that_still_seems_to_be_there_is_told() -> None:
     rig, truth = begun()
     reattach(rig, truth[:1])
@@ -214,15 +189,6 @@ def test_another_text_is_the_log_s_and_keeps_the_cache_that_they_share(agreeing:
     assert rig.tokens[5] == oracle(rig.lm, (*PROMPT, *other), 40 - len(other))
 
 
-def test_a_log_that_is_ahead_keeps_the_whole_cache() -> None:
-    rig, truth = begun(credit=5)
-    cut(rig)
-    reattach(rig, truth[:9])
-    rig.run()
-    assert not admitted(rig).resumed
-    assert rig.tokens[5] == truth[9:]
-
-
 def test_a_log_that_is_shorter_than_what_was_said_to_be_durable_begins_afresh() -> None:
     rig, truth = begun(credit=5)
     rig.tick(progress=((1, Allowance(5, 5)),))
@@ -323,15 +289,6 @@ def test_one_whose_end_was_told_goes_before_one_that_is_detached() -> None:
     rig.open(3, PROMPT)
     rig.run()
     assert {held.session_id for held in rig.engine.roster} == {"session-1", "session-3"}
-
-
-def test_a_session_that_is_served_gives_up_nothing() -> None:
-    rig = Rig(slots=1)
-    rig.open(1, PROMPT, allowance=Allowance(3, 6))
-    rig.run()
-    rig.open(2, PROMPT)
-    rig.run()
-    assert [each.code for each in rig.refused] == [Code.RESOURCE_EXHAUSTED]
 
 
 def test_a_text_to_score_may_have_an_idle_session_s_slot() -> None:

@@ -25,7 +25,7 @@ from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle
 from verify_service import service
 from verify_service.engine import scoring
-from verify_service.engine.messages import Command, QueuePatience
+from verify_service.engine.messages import Command
 from verify_service.engine.session_manager import FAILED
 from verify_service.server import start
 from verify_service.service import VerifyServicer
@@ -79,19 +79,6 @@ async def test_a_long_message_is_taken_in_portions_and_a_long_part_beside_the_ev
         assert peer.tokens[7001] == oracle(target, PROMPT, 40)
     portions, rest = divmod(6001, PARTS_AT_ONCE)
     assert threads[: portions + 3] == [*[(PARTS_AT_ONCE, True)] * portions, (rest, True), (1, False), (1, True)]
-
-
-async def test_proposals_are_accepted_and_change_no_token(target: LanguageModel) -> None:
-    truth = oracle(target, PROMPT, 40)
-    async with serving("scripted:7:delay_ms=2") as running, connected(running) as peer:
-        await peer.send(
-            opens=[open_message(1, PROMPT, peer.info)],
-            proposals=[proposal(1, 0, PROMPT, truth[:10]), proposal(1, 0, PROMPT, truth[10:20], offset=10)],
-        )
-        await peer.until_finished(1)
-        assert peer.tokens[1] == truth
-        assert peer.outcomes[1].count(common_pb2.OUTCOME_ACCEPTED) >= 18
-        assert len(peer.timings) < 40
 
 
 async def test_verdicts_say_whose_draft_tokens_were_tested_and_who_answered(target: LanguageModel) -> None:
@@ -199,30 +186,6 @@ async def test_garbage_of_every_kind_leaves_the_verifier_alive(target: LanguageM
         assert peer.tokens[1] == truth
 
 
-async def test_deadline_and_close() -> None:
-    async with serving("scripted:7:delay_ms=2", context=None) as running, connected(running) as peer:
-        long = common_pb2.Stopping(max_tokens=4000)
-        await peer.open(1, PROMPT, deadline_ms=50, stopping=long)
-        await peer.open(2, PROMPT, stopping=long)
-        await peer.until_finished(1)
-        assert peer.finished[1] == common_pb2.FINISH_REASON_DEADLINE
-        await peer.send(closes=[common_pb2.Close(handle=2)])
-        await peer.open(3, PROMPT)
-        await peer.until_finished(3)
-        assert 2 not in peer.finished
-
-
-async def test_lost_link_gives_its_slots_back() -> None:
-    async with serving(MODEL, slots=1) as running:
-        for _ in range(3):
-            async with connected(running) as peer:
-                await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=7))
-                await peer.receive()
-        async with connected(running) as peer:
-            await peer.open(1, PROMPT)
-            await peer.until_finished(1)
-
-
 async def test_a_lost_link_s_session_is_taken_over_with_what_it_decided(target: LanguageModel) -> None:
     truth = oracle(target, PROMPT, 40)
     credit = len(PROMPT) + 8
@@ -240,18 +203,6 @@ async def test_a_lost_link_s_session_is_taken_over_with_what_it_decided(target: 
             await peer.send(progress=[verify_pb2.Progress(handle=4, credit=1 << 20)])
             await peer.until_finished(4)
             assert delivered + peer.tokens[4] == truth
-
-
-async def test_full_verifier_has_some_wait_and_refuses_the_others(target: LanguageModel) -> None:
-    async with serving(MODEL, slots=1, patience=QueuePatience(1)) as running, connected(running) as peer:
-        await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
-        await peer.open(2, PROMPT)
-        await peer.open(3, PROMPT)
-        refused = await peer.refusal()
-        assert (refused.handle, refused.code) == (3, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
-        await peer.send(closes=[common_pb2.Close(handle=1)])
-        await peer.until_finished(2)
-        assert peer.tokens[2] == oracle(target, PROMPT, 40)
 
 
 async def test_scopes_priorities_and_what_is_forgotten_travel() -> None:
@@ -354,22 +305,6 @@ async def test_a_handle_that_is_opened_again_while_it_stops_holds_nothing() -> N
         refused = await peer.refusal()
         assert (refused.handle, refused.code) == (1, grpc.StatusCode.UNAVAILABLE.value[0])
         await stopping
-
-
-async def test_stop_is_idempotent() -> None:
-    running = await start(ModelServiceOptions(MODEL))
-    await running.stop()
-    await running.stop()
-
-
-async def test_two_links_are_apart(target: LanguageModel) -> None:
-    async with serving(MODEL) as running, connected(running) as one, connected(running) as two:
-        await one.open(1, PROMPT, session_id="a")
-        await two.open(1, PROMPT[:2], session_id="b")
-        await one.until_finished(1)
-        await two.until_finished(1)
-        assert one.tokens[1] == oracle(target, PROMPT, 40)
-        assert two.tokens[1] == oracle(target, PROMPT[:2], 40)
 
 
 class Idle:
