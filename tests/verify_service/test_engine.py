@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -32,23 +31,6 @@ def test_perfect_proposals_are_accepted_many_at_a_time() -> None:
     assert rig.tokens[1] == truth
     assert rig.engine.steps <= 4
     assert rig.outcomes[1].count(Outcome.ACCEPTED) >= 37
-
-
-class Proposer:
-    """Before every step, proposes `length` tokens behind the decided text, of which the first `right` are right."""
-
-    def __init__(self, rig: Rig, truth: Sequence[int], right: int, length: int, seed: int = 0) -> None:
-        self.rig, self.truth, self.right, self.length = rig, truth, right, length
-        self.random = random.Random(seed)
-        self.number = 0
-
-    def __call__(self) -> None:
-        done = len(self.rig.tokens.get(1, []))
-        text = (*PROMPT, *self.truth[:done])
-        guess = list(self.truth[done : done + self.right])
-        guess += [self.random.randrange(1, 64) for _ in range(self.length - self.right)]
-        self.rig.propose(1, chain(self.number, text, guess))
-        self.number += 1
 
 
 def test_late_duplicated_reordered_and_hostile_proposals_change_no_text() -> None:
@@ -149,25 +131,12 @@ def test_deadline_ends_the_session_even_without_credit() -> None:
     assert rig.held_slots() == 0
 
 
-def during_forward(rig: Rig, action: object) -> None:
-    """Run `action` in the middle of the next forward."""
-    forward = rig.lm.forward
-
-    def interrupted(feeds: Sequence[Feed]) -> torch.Tensor:
-        rig.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
-        logits = forward(feeds)
-        action()  # type: ignore[operator]  # one of several callables
-        return logits
-
-    rig.lm.forward = interrupted  # type: ignore[method-assign]  # the test steps in between
-
-
 def test_proposal_that_arrives_during_the_forward_meets_the_last_row() -> None:
     rig = Rig()
     truth = oracle(rig.lm, PROMPT, 40)
     rig.open(1, PROMPT)
     rig.step()
-    during_forward(rig, lambda: rig.propose(1, chain(0, (*PROMPT, truth[0]), truth[1:3])))
+    rig.during(lambda: rig.propose(1, chain(0, (*PROMPT, truth[0]), truth[1:3])))
     rig.step()
     assert rig.outcomes[1] == [Outcome.DIRECT, Outcome.ACCEPTED]
 
@@ -209,20 +178,12 @@ def test_continuations_share_what_stands_before_them() -> None:
     rig = Rig(context=2000)
     prefix, texts = tuple(index % 60 + 1 for index in range(600)), ((7, 8, 9), (10,), tuple(range(1, 61)) * 5)
     got: list[list[TokenScore] | Refusal] = []
-    fed: list[int] = []
-    forward = rig.lm.forward
-
-    def counted(feeds: Sequence[Feed]) -> Any:
-        fed.extend(len(feed.tokens) for feed in feeds)
-        return forward(feeds)
-
-    rig.lm.forward = counted  # type: ignore[method-assign]
     rig.engine.inbox.put(Scoring(prefix + texts[0], 600, got.append, others=texts[1:]))
     rig.run()
     (scores,) = got
     assert not isinstance(scores, Refusal)
     # A continuation of n tokens takes n rows: the prefix's last one, and its own but the last.
-    assert sum(fed) == 599 + sum(map(len, texts))
+    assert sum(len(feed.tokens) for feed in rig.feeds) == 599 + sum(map(len, texts))
     expected = [
         logits.log_softmax(dim=0)[token].item()
         for text in texts
@@ -291,7 +252,7 @@ def test_cache_holds_only_decided_text_after_every_step() -> None:
     rig = Rig()
     truth = oracle(rig.lm, PROMPT, 60)
     rig.open(1, PROMPT, max_tokens=60)
-    proposer = Proposer(rig, truth, 2, 6)
+    proposer = rig.proposing(PROMPT, lambda done: [*truth[done : done + 2], 1, 2, 3, 4])
 
     def check() -> None:
         for held in rig.engine.roster:
@@ -323,16 +284,9 @@ def test_waits_for_a_proposal_that_is_due_and_worth_it() -> None:
 
 def test_silent_drafter_costs_little() -> None:
     """Tokens are promised and never come: the waits end by the chance that they fall to, or by the ledger."""
-    rig = Rig(context=2000)
+    rig = Rig(context=2000, growth=0.0)
     rig.open(1, PROMPT, max_tokens=256, drafters=owing(4))
     waited = 0.0
-    forward = rig.lm.forward
-
-    def timed(feeds: Sequence[Feed]) -> torch.Tensor:
-        rig.now += 1000.0
-        return forward(feeds)
-
-    rig.lm.forward = timed  # type: ignore[method-assign]  # the test steps in between
     for _ in range(2000):
         rest = rig.step()
         if rest is not None and not rest.waiting:
