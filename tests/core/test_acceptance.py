@@ -121,6 +121,11 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert choose([0.0, 0.0], 0, Sampling(0.0)) == 0
 
 
+def test_ties_of_coupled_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specwire.core.law.acceptance.gumbel", lambda seed, choice, position, ids: np.zeros(len(ids)))
+    assert choose([1.0, 3.0, 3.0], 0, Sampling(1.0)) == 1
+
+
 def test_removed_tokens_are_never_chosen() -> None:
     chosen = {choose([2.0, 1.9, 1.8, 1.7], p, Sampling(1.0, top_k=2, seed=p)) for p in range(200)}
     assert chosen == {0, 1}

@@ -63,6 +63,17 @@ def test_the_text_itself_is_still_guessed_from() -> None:
     assert (guess.tokens[:2], guess.kind) == ((23, 24), SourceKind.NGRAM)
 
 
+def test_of_equals_the_prediction_counts() -> None:
+    """A prompt that holds the old text, which is predicted too, as in an edit."""
+    prompt = [*PREDICTED, 1, 2]
+    text = list(prompt)
+    source = TextSource(text, len(prompt), PREDICTED)
+    follow(source, text, PREDICTED[:4])
+    guess = source.look()
+    assert guess is not None
+    assert (guess.tokens[0], guess.kind) == (14, SourceKind.PREDICTION)
+
+
 def test_a_long_prediction_is_taken_in_bit_by_bit() -> None:
     drawn = random.Random(4)
     prediction = [drawn.randrange(1000) for _ in range(2 * READ_AT_ONCE)]

@@ -38,17 +38,6 @@ def kinds(effects: list[messages.Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
 
 
-# A token's way
-
-
-def test_decided_then_durable_then_emitted() -> None:
-    subject = running()
-    assert subject.handle(verdict(2, 1)) == [messages.Append(2, (1,), (D,), None)]
-    assert (subject.durable, subject.emitted, len(subject.text)) == (2, 2, 3)
-    assert subject.handle(messages.Appended()) == [messages.Emit(2, (1,), (D,), "a", (1,), (1,))]
-    assert (subject.durable, subject.emitted) == (3, 3)
-
-
 def test_one_append_at_a_time_takes_all_that_was_decided_meanwhile() -> None:
     subject = running()
     subject.handle(verdict(2, 1))
@@ -58,6 +47,9 @@ def test_one_append_at_a_time_takes_all_that_was_decided_meanwhile() -> None:
     assert isinstance(emit, messages.Emit)
     assert emit.tokens == (1,)
     assert append == messages.Append(3, (2, 1, 2), (D,) * 3, None)
+
+
+# A token's way
 
 
 def test_the_drafter_hears_before_the_log() -> None:
@@ -73,6 +65,16 @@ def test_a_verdict_without_tokens_may_end_the_session() -> None:
     append = subject.handle(verdict(2, finish=FinishReason.LENGTH))[0]
     assert append == messages.Append(2, (), (), messages.End(FinishReason.LENGTH, "", 0))
     assert kinds(subject.handle(messages.Appended())) == ["EmitEnd"]
+
+
+def test_a_refusal_after_the_end_was_decided_does_not_change_it() -> None:
+    subject = running()
+    subject.handle(verdict(2, 1))
+    subject.handle(verdict(3, 0, finish=FinishReason.EOS))
+    subject.handle(messages.VerifierRefused(1, "too late"))
+    append = next(effect for effect in subject.handle(messages.Appended()) if isinstance(effect, messages.Append))
+    assert append.end is not None
+    assert append.end.reason is FinishReason.EOS
 
 
 # Stop strings
@@ -110,26 +112,16 @@ def test_what_may_begin_a_stop_string_is_withheld_until_the_end() -> None:
     assert end == messages.EmitEnd(messages.End(FinishReason.EOS, "", 2), "b")
 
 
-# The verifier
-
-
-def test_it_opens_from_the_durable_text_with_a_new_attach() -> None:
-    subject = session()
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(1, PROMPT, 2, 10)]
-    subject.handle(messages.VerifierLost())
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(2, PROMPT, 2, 10)]
-
-
-def test_it_reopens_once_all_that_was_decided_is_durable() -> None:
+def test_a_loss_leaves_the_drafter_where_it_is() -> None:
     subject = running()
+    subject.handle(messages.DrafterReady(1))
     subject.handle(verdict(2, 1))
-    subject.handle(verdict(3, 2))
+    subject.handle(verdict(3, 2, 1))
     assert subject.handle(messages.VerifierLost()) == []
-    assert subject.handle(messages.VerifierReady()) == []
-    assert kinds(subject.handle(messages.Appended())) == ["Emit", "Append"]
-    effects = subject.handle(messages.Appended())
-    assert kinds(effects) == ["Emit", "OpenVerifier"]
-    assert effects[1] == messages.OpenVerifier(2, (1, 2, 1, 2), 4, 10)
+    assert subject.text.tokens == [1, 2, 1, 2, 1]
+
+
+# The verifier
 
 
 def test_a_stop_string_in_what_a_lost_verifier_decided_ends_the_session() -> None:
@@ -140,15 +132,6 @@ def test_a_stop_string_in_what_a_lost_verifier_decided_ends_the_session() -> Non
     append = next(effect for effect in subject.handle(messages.Appended()) if isinstance(effect, messages.Append))
     assert append.end is not None
     assert append.end.reason is FinishReason.STOP_STRING
-
-
-@pytest.mark.parametrize(
-    "event", [verdict(2, 1, attach=0), messages.VerifierOpened(0, 2), messages.VerifierRefused(0, "old")]
-)
-def test_an_older_connection_is_void(event: messages.Event) -> None:
-    subject = running()
-    assert subject.handle(event) == []
-    assert (subject.state, subject.text.tokens) == (State.RUNNING, list(PROMPT))
 
 
 @pytest.mark.parametrize(
@@ -276,6 +259,13 @@ def test_where_no_verifier_is_there_the_next_one_s_epoch_will_do() -> None:
     assert subject.attach == 1
 
 
+def test_the_loss_of_a_former_drafter_means_nothing() -> None:
+    subject = running()
+    subject.handle(messages.DrafterReady(2))
+    assert subject.handle(messages.DrafterLost(1)) == []
+    assert list(subject.drafters) == [2]
+
+
 def test_each_drafter_is_told_at_its_own_pace() -> None:
     subject = running()
     quick, paused = Pace(4, 8), Pace(1, 0)
@@ -326,6 +316,12 @@ def test_proposals_are_relayed_once_the_verifier_was_asked_to_open() -> None:
     assert subject.handle(messages.ProposalArrived(proposal)) == [messages.RelayProposal(proposal)]
     subject.handle(messages.DrafterLost(0))
     assert subject.handle(messages.ProposalArrived(proposal)) == []
+
+
+def test_with_a_text_of_one_token_it_is_opened_again() -> None:
+    subject = Session(Text([3]), 1, LetterScanner(()))
+    subject.handle(messages.DrafterReady(1))
+    assert subject.handle(messages.VerifierReady())[1:] == [messages.OpenDrafter(1, (3,), Pace())]
 
 
 # The end

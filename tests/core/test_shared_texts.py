@@ -461,24 +461,6 @@ def test_memory_is_bounded_and_idle_scopes_go_first() -> None:
     assert texts.of(b"e") is None, "three are in use, and a fourth has taken the rest"
 
 
-def test_what_sessions_learn_of_it_is_the_next_one_s() -> None:
-    texts = ScopeTexts(always)
-    piece = list(range(100, 400))
-    grown(texts, "a", piece)
-    before = [each.rates(1)[0] for each in texts.learnt[False]]
-    text = piece[:20]
-    source = NgramSource(text, 4, SharedIndex(texts, text, "b"), learnt=texts.learnt[False])
-    for _ in range(8):
-        assert source.look() is not None
-        text.append(7)
-        source.text_grew()
-        text += piece[:20]
-        source.text_grew()
-    changed = [each.rates(1)[0] < rate for each, rate in zip(texts.learnt[False], before, strict=True)]
-    assert any(changed)
-    assert not any(each.rates(1)[0] != rate for each, rate in zip(texts.learnt[True], before, strict=True))
-
-
 def test_a_session_takes_the_better_of_its_own_text_and_others() -> None:
     texts = ScopeTexts(always)
     grown(texts, "a", [*range(50, 80), 1, 2, 3])

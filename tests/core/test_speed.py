@@ -23,6 +23,10 @@ def test_forward_times_between_and_beyond_the_measured() -> None:
     assert times.points == {1: 10.0, 4: 40.0, 8: 48.0}
 
 
+def test_forward_times_that_fall_do_not_fall_for_ever() -> None:
+    assert ForwardTimes({4: 27.0, 5: 16.0}).at(32) == 16.0
+
+
 @pytest.mark.parametrize("measured", [{}, {0: 1.0}])
 def test_forward_times_need_a_width(measured: dict[int, float]) -> None:
     with pytest.raises(ValueError, match="measured"):

@@ -71,6 +71,15 @@ def test_it_looks_seldom_where_no_guess_pays(sessions: int, plans: int, monkeypa
     assert decided / plans <= looked < 0.4 * decided
 
 
+@pytest.mark.parametrize("why", ["by the request", "by the verifier"])
+def test_it_can_be_switched_off(why: str) -> None:
+    rig = Rig(LOOPING, context=1024, growth=0.0, ngram=why == "by the request")
+    rig.open(1, PROMPTS[1], max_tokens=200, ngram=why == "by the verifier")
+    rig.run()
+    assert set(rig.outcomes[1]) == {Outcome.DIRECT}
+    assert rig.engine.steps == 200
+
+
 def test_drafters_and_the_text_take_turns() -> None:
     """A drafter that is right until the text loops, then wrong; both kinds get their tokens accepted."""
     rig = Rig(LOOPING, context=1024, growth=0.05)

@@ -186,6 +186,19 @@ async def test_garbage_of_every_kind_leaves_the_verifier_alive(target: LanguageM
         assert peer.tokens[1] == truth
 
 
+async def test_deadline_and_close() -> None:
+    async with serving("scripted:7:delay_ms=2", context=None) as running, connected(running) as peer:
+        long = common_pb2.Stopping(max_tokens=4000)
+        await peer.open(1, PROMPT, deadline_ms=50, stopping=long)
+        await peer.open(2, PROMPT, stopping=long)
+        await peer.until_finished(1)
+        assert peer.finished[1] == common_pb2.FINISH_REASON_DEADLINE
+        await peer.send(closes=[common_pb2.Close(handle=2)])
+        await peer.open(3, PROMPT)
+        await peer.until_finished(3)
+        assert 2 not in peer.finished
+
+
 async def test_a_lost_link_s_session_is_taken_over_with_what_it_decided(target: LanguageModel) -> None:
     truth = oracle(target, PROMPT, 40)
     credit = len(PROMPT) + 8
@@ -305,6 +318,12 @@ async def test_a_handle_that_is_opened_again_while_it_stops_holds_nothing() -> N
         refused = await peer.refusal()
         assert (refused.handle, refused.code) == (1, grpc.StatusCode.UNAVAILABLE.value[0])
         await stopping
+
+
+async def test_stop_is_idempotent() -> None:
+    running = await start(ModelServiceOptions(MODEL))
+    await running.stop()
+    await running.stop()
 
 
 class Idle:

@@ -70,6 +70,13 @@ def test_neither_another_scope_nor_who_does_not_share_is_proposed_anything(chang
     assert steps(on, 3) < first / 4, "ours still is"
 
 
+def test_who_does_not_share_leaves_nothing() -> None:
+    on = rig()
+    first = steps(on, 1, shared=False)
+    assert steps(on, 2) == first
+    assert on.engine.sessions.texts.texts == 1
+
+
 @pytest.mark.parametrize(("spec", "growth"), [(SPEC, 0.01), (REPEATING, 0.05)])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("theirs", [THEIRS, b""])
