@@ -230,7 +230,8 @@ async def start(
     thread, info = await load(options, registry, meter, patient, detach_grace, patience, shares)
     info.region = registration.region
     whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
-    usage = None if usage_log is None else _usage_of(usage_log, info)
+    position_bytes = info.kv_bytes // (info.slots * info.context)
+    usage = None if usage_log is None else UsageLog(usage_log, info.model, position_bytes)
     servicer = VerifyServicer(thread, info, whose, usage)
     registry.add(VERIFIER, lambda: _of_links(servicer, usage))
     registry.add(VERIFIER, process_families)
@@ -255,10 +256,6 @@ async def _serve(servicer: VerifyServicer, options: ModelServiceOptions) -> Runn
         options.keys,
     )
     return await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
-
-
-def _usage_of(path: Path, info: common_pb2.GetModelInfoResponse) -> UsageLog:
-    return UsageLog(path, info.model, position_bytes=info.kv_bytes // (info.slots * info.context))
 
 
 def _renewal(

@@ -11,10 +11,13 @@ import torch
 from specwire.core.invalid import Code
 from specwire.core.law.sampling import Sampling, TokenScore
 from specwire.core.messages import FinishReason, Outcome
+from specwire.core.policy.estimates import AcceptanceByPosition
+from specwire.core.policy.windows import Guess, Share, StepCandidate, StepPlan
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm import Feed
 from specwire.rpc.service_thread import Stop
 from tests.verify_service.rig import FAR, Rig, chain, oracle, owing
+from verify_service.engine.batch import PATIENCE_US, patiently
 from verify_service.engine.engine import LOOK_AGAIN_US
 from verify_service.engine.messages import Refusal, Scoring
 from verify_service.engine.scoring import ScoringJob
@@ -280,6 +283,18 @@ def test_waits_for_a_proposal_that_is_due_and_worth_it() -> None:
     rig.propose(1, chain(0, (*PROMPT, truth[0]), truth[1:5]))
     assert rig.step() is None
     assert rig.tokens[1] == truth[:6]
+
+
+def test_a_patient_verifier_waits_for_all_that_is_due_and_tests_it_without_a_ledger_or_a_guess() -> None:
+    acceptance = AcceptanceByPosition()
+    guess = Guess(0, (1,) * 8, acceptance)
+    short = StepCandidate(0, 100, 1, 1, -1e9, acceptance, missing=3, guess=guess)
+    assert patiently([short], 100.0) == StepPlan((), 100.0 + PATIENCE_US, (0,))
+    late = patiently([short], 100.0, waited_us=PATIENCE_US)
+    assert late.shares == (Share(0, 1, 1, True),)
+    full = short._replace(drafted=4, missing=0)
+    prompt = full._replace(slot=1, uncached=9)
+    assert patiently([full, prompt], 100.0).shares == (Share(0, 1, 4, True), Share(1, 9, 0, True))
 
 
 def test_silent_drafter_costs_little() -> None:

@@ -236,7 +236,11 @@ class Engine:
         self._scorer = Scorer(lm, sampler, self.sessions, self._sharing)
         self._drafting = drafting
         self.shares = shares
-        self.plan: Callable[..., StepPlan] = self._patiently if patient else schedule
+        self.plan: Callable[..., StepPlan] = schedule
+        if patient:
+            self.plan = lambda candidates, now_us, _, prefill_rows, __: patiently(
+                candidates, now_us, prefill_rows, self._pauses.waited_us
+            )
 
     def run(self) -> None:
         """Run steps until a Stop arrives."""
@@ -293,11 +297,6 @@ class Engine:
             self._score(scoring)
             return None
         return None if plan.shares or self.sessions.references.waiting else Rest(self._next_us(late))
-
-    def _patiently(
-        self, candidates: Sequence[StepCandidate], now_us: float, _: object, prefill_rows: int, __: float
-    ) -> StepPlan:
-        return patiently(candidates, now_us, prefill_rows, self._pauses.waited_us)
 
     def _runnable(self, ready: Sequence[Held]) -> dict[int, Held]:
         """By slot those whose constraints have answered; it is noted of each whether it is searched for guesses."""
