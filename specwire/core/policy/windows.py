@@ -342,9 +342,9 @@ def _able(due: Sequence[Expected], sessions: int, now_us: float, rows: int, V: V
 def _expect(candidate: StepCandidate, present: int, kind: SourceKind, awaited: Due, least: float) -> Expected:
     """What the session's part of the step would grow by if `awaited` were there: its chain's window.
 
-    Tokens that gain `least` per row or less are left out, since `divided`
-    would not test them; a window that must be whole keeps them. Weighed by all that is due, a wait for a long chain
-    would not pay where one for its beginning does.
+    Tokens that gain `least` per row or less are left out, since `divided` would not test them; a window that must be
+    whole keeps them. Weighed by all that is due, a wait for a long chain would not pay where one for its beginning
+    does.
     A guess gives way to the chain, if that is then expected to decide more.
     """
     chained, acceptance = kind is SourceKind.DRAFTER, candidate.acceptance
