@@ -419,7 +419,9 @@ class Engine:
     def _one_by_one(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
         """Try each session of a forward alone, which decided nothing; one that was alone ends by `code`."""
         if len(shares) == 1:
-            self._fail(shares, code, message)
+            [(_, held)] = shares
+            if self.roster.contains(held):
+                self.sessions.fail(held, code, message)
             return
         self._take_back(shares)
         for share, held in shares:
@@ -431,11 +433,6 @@ class Engine:
         for _, held in shares:
             if self.roster.contains(held):
                 self.lm.rollback(held.slot, min(self.lm.cached(held.slot), held.session.position - 1))
-
-    def _fail(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
-        for _, held in shares:
-            if self.roster.contains(held):
-                self.sessions.fail(held, code, message)
 
     def _relieve(self, shares: Sequence[tuple[Share, Held]], short: ShortOfMemory) -> None:
         """Answer a forward that lacked memory and decided nothing.
