@@ -30,6 +30,7 @@ from specwire.core.law.sampling import (
     check_bias_ids,
     kept_by_top_p,
     log_probabilities,
+    resolve_rule,
     seen_in,
 )
 
@@ -201,6 +202,18 @@ def test_a_bias_of_an_id_that_there_is_not_is_refused() -> None:
 @pytest.mark.parametrize("parameters", [{"temperature": 100.0}, {"seed": 2**64 - 1}, {"choice": 2**32 - 1}])
 def test_the_bounds_themselves_are_valid(parameters: dict[str, float]) -> None:
     Sampling(**parameters)  # type: ignore[arg-type] # each key takes its own type
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("", 0.0), ("greedy", 0.0), ("", 0.5), ("coupled", 0.5)])
+def test_rule_follows_the_temperature(name: str, temperature: float) -> None:
+    assert resolve_rule(name, Sampling(temperature)) is (Rule.GREEDY if temperature == 0 else Rule.COUPLED)
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("greedy", 0.5), ("coupled", 0.0), ("magic", 0.0), ("GREEDY", 0.0)])
+def test_a_rule_that_is_unknown_or_contradicts_is_refused(name: str, temperature: float) -> None:
+    with pytest.raises(InvalidParameter, match="rule") as caught:
+        resolve_rule(name, Sampling(temperature))
+    assert name in str(caught.value)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-30, 9.9e-5])
