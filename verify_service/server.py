@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,30 +146,19 @@ MIB = 1 << 20
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
+@dataclass(slots=True, eq=False)
 class RunningVerifier:
     """A verifier that answers at `address`. meter: where its load is read."""
 
-    def __init__(
-        self,
-        thread: EngineThread,
-        servicer: VerifyServicer,
-        server: RunningServer,
-        info: common_pb2.GetModelInfoResponse,
-        metrics: MetricsListener | None,
-        registrar: Registrar,
-        renewal: Renewal,
-        meter: LoadReader | None = None,
-        usage: UsageLog | None = None,
-    ) -> None:
-        self._thread = thread
-        self._servicer = servicer
-        self._server = server
-        self.info = info
-        self.metrics = metrics
-        self._registrar = registrar
-        self._renewal = renewal
-        self._meter = meter or LoadReader()
-        self._usage = usage
+    _thread: EngineThread
+    _servicer: VerifyServicer
+    _server: RunningServer
+    info: common_pb2.GetModelInfoResponse
+    metrics: MetricsListener | None
+    _registrar: Registrar
+    _renewal: Renewal
+    _meter: LoadReader = field(default_factory=LoadReader)
+    _usage: UsageLog | None = None
 
     @property
     def address(self) -> str:
@@ -241,7 +230,8 @@ async def start(
     thread, info = await load(options, registry, meter, patient, detach_grace, patience, shares)
     info.region = registration.region
     whose = None if shares is None else partial(tenant_of, keys=options.keys, shares=shares)
-    usage = None if usage_log is None else _usage_of(usage_log, info)
+    position_bytes = info.kv_bytes // (info.slots * info.context)
+    usage = None if usage_log is None else UsageLog(usage_log, info.model, position_bytes)
     servicer = VerifyServicer(thread, info, whose, usage)
     registry.add(VERIFIER, lambda: _of_links(servicer, usage))
     registry.add(VERIFIER, process_families)
@@ -266,10 +256,6 @@ async def _serve(servicer: VerifyServicer, options: ModelServiceOptions) -> Runn
         options.keys,
     )
     return await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
-
-
-def _usage_of(path: Path, info: common_pb2.GetModelInfoResponse) -> UsageLog:
-    return UsageLog(path, info.model, position_bytes=info.kv_bytes // (info.slots * info.context))
 
 
 def _renewal(

@@ -6,11 +6,10 @@ import asyncio
 import itertools
 import logging
 import time
-from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,7 +17,6 @@ import grpc.aio
 from specwire.core.invalid import MOST_SCORED, Code, InvalidParameter, check_prediction
 from specwire.core.law.constraint import Matcher, check_constraint
 from specwire.core.law.sampling import MOST_LOGPROBS, TokenScore
-from specwire.core.messages import AssignedDrafter
 from specwire.core.placement import check_priority
 from specwire.core.text import Stopping
 from specwire.core.verify.references import check_lengths, checked_ids
@@ -74,6 +72,7 @@ MANY = 512
 MOST_SESSION_ID = 256
 MOST_SCOPE = 64
 SHOWN_HEX = 12
+T = TypeVar("T")
 
 
 def tick_from_wire(
@@ -88,31 +87,14 @@ def tick_from_wire(
     tenant: whose link it is. Sessions and cached prefixes of other tenants are as if they were not there, whatever ids
     and scopes it names.
     """
-    opens: list[Opening] = []
     refusals: list[Refusal] = []
-    for opening in message.opens:
-        try:
-            opens.append(opening_from_wire(opening, info, now_us, tenant))
-        except InvalidParameter as error:
-            refusals.append(Refusal(opening.handle, Code.INVALID_ARGUMENT, str(error)))
-        except StatusError as error:
-            refusals.append(Refusal(opening.handle, Code.FAILED_PRECONDITION, error.message))
-    references: list[tuple[int, array[int]]] = []
-    for part in message.references:
-        try:
-            references.append((part.handle, checked_ids(part.tokens, info.vocabulary)))
-        except InvalidParameter as error:
-            refusals.append(Refusal(part.handle, Code.INVALID_ARGUMENT, str(error)))
-    drafters: list[tuple[int, tuple[AssignedDrafter, ...]]] = []
-    for told in message.drafters:
-        try:
-            drafters.append((told.handle, drafters_from_wire(told.drafters)))
-        except InvalidParameter as error:
-            refusals.append(Refusal(told.handle, Code.INVALID_ARGUMENT, str(error)))
+    opens = _read(message.opens, lambda each: opening_from_wire(each, info, now_us, tenant), refusals)
+    references = _read(message.references, lambda part: checked_ids(part.tokens, info.vocabulary), refusals)
+    drafters = _read(message.drafters, lambda told: drafters_from_wire(told.drafters), refusals)
     tick = Tick(
         link,
         now_us,
-        tuple(opens),
+        tuple([opening for _, opening in opens]),
         tuple((proposal.handle, proposal_from_wire(proposal)) for proposal in message.proposals),
         tuple((progress.handle, allowance_from_wire(progress)) for progress in message.progress),
         (*(close.handle for close in message.closes), *(refusal.handle for refusal in refusals)),
@@ -121,6 +103,19 @@ def tick_from_wire(
         tuple(drafters),
     )
     return tick, refusals
+
+
+def _read(parts: Iterable[Any], read: Callable[[Any], T], refusals: list[Refusal]) -> list[tuple[int, T]]:
+    """By handle, what parts of a message say; `refusals` of the others are added."""
+    found: list[tuple[int, T]] = []
+    for part in parts:
+        try:
+            found.append((part.handle, read(part)))
+        except InvalidParameter as error:
+            refusals.append(Refusal(part.handle, Code.INVALID_ARGUMENT, str(error)))
+        except StatusError as error:
+            refusals.append(Refusal(part.handle, Code.FAILED_PRECONDITION, error.message))
+    return found
 
 
 def taken(

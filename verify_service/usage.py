@@ -210,25 +210,10 @@ class UsageLog:
     def _keep_score(
         self, request: verify_pb2.ScoreRequest, tenant: str, name: str, fed: int, seconds: float, why: str, scored: int
     ) -> None:
-        tokens, now = _length_of(request), time.time()
-        self._keep(
-            UsageRecord(
-                name,
-                name,
-                tenant,
-                self._model,
-                tokens,
-                tokens,
-                tokens,
-                fed,
-                0,
-                round(_longest_of(request) * self._position_bytes * seconds, 3),
-                round(now - seconds, 3),
-                round(now, 3),
-                why,
-                scored,
-            )
-        )
+        tokens = _length_of(request)
+        stay = Stay(name, tenant, 0, tokens, tokens, name, tokens, fed, began=time.time() - seconds)
+        stay.kv_byte_seconds = _longest_of(request) * self._position_bytes * seconds
+        self._keep(self._record(stay, why, scored))
 
     async def write(self, running: bool = True) -> None:
         """Append what is over, and how far running stays are. A file that cannot be written is told of once."""
@@ -274,22 +259,18 @@ class UsageLog:
             stay.kv_byte_seconds += stay.end * self._position_bytes * (until_s - stay.counted_s)
             stay.counted_s = until_s
 
-    def _record(self, stay: Stay, why: str) -> UsageRecord:
+    def _record(self, stay: Stay, why: str, scored: int = 0) -> UsageRecord:
         self._hold(stay)
+        same = ("session", "tenant", "prompt_tokens", "start", "end", "fed", "tested")
         return UsageRecord(
-            stay.name,
-            stay.session,
-            stay.tenant,
-            self._model,
-            stay.prompt_tokens,
-            stay.start,
-            stay.end,
-            stay.fed,
-            stay.tested,
-            round(stay.kv_byte_seconds, 3),
-            round(stay.began, 3),
-            round(time.time(), 3),
-            why,
+            stay=stay.name,
+            model=self._model,
+            kv_byte_seconds=round(stay.kv_byte_seconds, 3),
+            began=round(stay.began, 3),
+            until=round(time.time(), 3),
+            why=why,
+            scored=scored,
+            **{name: getattr(stay, name) for name in same},
         )
 
 

@@ -16,9 +16,9 @@ from unittest.mock import patch
 from specwire.core.draft import DraftRow, DraftSession
 from specwire.core.law.noise import draw_quantised
 from specwire.core.messages import Proposal, SourceKind, Verdict, Weights
-from specwire.core.policy import windows
 from specwire.core.verify.session import VerifySession
 from specwire.lm import guesses
+from verify_service.engine import batch
 
 TRIES = 16
 PATIENCE_US = 60e3
@@ -107,10 +107,10 @@ def biased(name: str) -> Iterator[None]:
             yield
         return
     drawn, take_proposal = BIASED[name]
-    patience_us = windows.PATIENCE_US if take_proposal is _propose else PATIENCE_US
+    patience_us = batch.PATIENCE_US if take_proposal is _propose else PATIENCE_US
     with (
         patch.object(guesses, "_drawn", drawn),
         patch.object(DraftSession, "take_proposal", take_proposal),
-        patch.object(windows, "PATIENCE_US", patience_us),
+        patch.object(batch, "PATIENCE_US", patience_us),
     ):
         yield

@@ -181,20 +181,18 @@ class Tree:
     decided token, none is left: a sibling that was drafted before its source heard of it may still come.
 
     number: rises with each new tree of a source. base: where its first nodes stand. size: nodes drafted, pruned ones
-    too. branched: one of them has, or had, a sibling. root: the last decided node, or BEFORE. nodes: those that descend
-    from it, by number.
+    too. root: the last decided node, or BEFORE. nodes: those that descend from it, by number.
 
     Invariants: a node's parent is the root or there, and its number is lower; siblings differ; the decided text holds
     the root's path; `_path`, where it is known, is what `_best_path` found by the rates of that time.
     """
 
-    __slots__ = ("_path", "_root", "base", "branched", "nodes", "number", "size")
+    __slots__ = ("_path", "_root", "base", "nodes", "number", "size")
 
     def __init__(self, number: int, base: int) -> None:
         self.number = number
         self.base = base
         self.size = 0
-        self.branched = False
         self.nodes: dict[int, Node] = {}
         self._root = Node(BEFORE, BEFORE, -1, base - 1, {})
         self._path: list[Node] | None = []
@@ -212,14 +210,10 @@ class Tree:
         """The root or a node behind it; None of others."""
         return self._root if number == self._root.number else self.nodes.get(number)
 
-    def add(self, parent: int, token: int, weights: Weights | None = None) -> Node | None:
-        """Add the next node; None where it is dropped: its parent is pruned, or has such a child already."""
-        return self.nodes.get(self.size - 1) if self.extend((token,), (parent,), (weights,)) else None
-
     def extend(
         self, tokens: Sequence[int], parents: Sequence[int], weights: Sequence[Weights | None] | None = None
     ) -> bool:
-        """Add the next nodes, as `add` does one; returns whether any was not dropped."""
+        """Add the next nodes; returns whether any was taken: one is not whose parent is pruned, or has such a child."""
         nodes, root, path, last = self.nodes, self._root, self._path, self._root
         if path:
             last = path[-1]
@@ -228,8 +222,6 @@ class Tree:
             above = root if parent == root.number else nodes.get(parent)
             if above is None or token in above.children:
                 continue
-            if above.children:
-                self.branched = True
             above.children[token] = number
             added = nodes[number] = Node(number, parent, token, above.position + 1, {})
             if weights is not None:
@@ -269,11 +261,6 @@ class Tree:
         else:
             self._path = None
         return True
-
-    @property
-    def branches(self) -> int:
-        """How many children the root has."""
-        return len(self._root.children)
 
     def _prune(self, numbers: list[int]) -> None:
         while numbers:

@@ -12,12 +12,8 @@ from specwire.sim.clock import Clock, Machine
 from specwire.sim.drafter import SimDrafter
 from specwire.sim.guesses import Guesses, drawn_trace
 from specwire.sim.orchestrator import Delays, SimOrchestrator, SimStats
-from specwire.sim.simulation import AUTO, InvalidCell, Policy
+from specwire.sim.simulation import AUTO, InvalidCell, Policy, check_numbers
 from specwire.sim.verifier import ForwardCost, SimVerifier
-
-POSITIVE = ("V_us", "draft_us", "arrivals_per_second")
-NOT_NEGATIVE = ("slope", "session_slope", "draft_slope", "prefill_us", "append_us", "drafter_rtt_us")
-COUNTS = ("sessions", "verifiers", "drafters", "slots", "prompt", "tokens", "buffer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +51,13 @@ class SimFleet:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in POSITIVE:
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InvalidCell(f"{name}: must be positive, not {getattr(self, name)}")
-        for name in NOT_NEGATIVE:
-            if not 0 <= (getattr(self, name) or 0.0) < float("inf"):
-                raise InvalidCell(f"{name}: must not be negative, not {getattr(self, name)}")
-        for name in COUNTS:
-            if getattr(self, name) < 1:
-                raise InvalidCell(f"{name}: must be at least 1, not {getattr(self, name)}")
+        times = "slope session_slope draft_slope prefill_us append_us drafter_rtt_us"
+        counts = "sessions verifiers drafters slots prompt tokens buffer"
+        check_numbers(self, "V_us draft_us arrivals_per_second", times, counts, "acceptance")
         if not self.rtts_us or not all(0 <= each < float("inf") for each in self.rtts_us):
             raise InvalidCell(f"rtts_us: must be one or more times, none of them negative, not {list(self.rtts_us)}")
         if self.traces and (len(self.traces) < self.sessions or not all(self.traces)):
             raise InvalidCell(f"traces: must be one for each of {self.sessions} sessions, none of them empty")
-        if not 0 <= self.acceptance <= 1:
-            raise InvalidCell(f"acceptance: must be from 0 to 1, not {self.acceptance}")
 
     @property
     def cost(self) -> ForwardCost:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -110,6 +112,20 @@ class InvalidCell(ValueError):
     """A setting that cannot be simulated; the message names it."""
 
 
+def check_numbers(of: object, positive: str, not_negative: str, counts: str, shares: str) -> None:
+    """InvalidCell for a setting, of these by name, that is out of its range."""
+    for names, least, most, must in (
+        (positive, math.ulp(0.0), sys.float_info.max, "be positive"),
+        (not_negative, 0.0, sys.float_info.max, "not be negative"),
+        (counts, 1.0, float("inf"), "be at least 1"),
+        (shares, 0.0, 1.0, "be from 0 to 1"),
+    ):
+        for name in names.split():
+            value = getattr(of, name)
+            if value is not None and not least <= value <= most:
+                raise InvalidCell(f"{name}: must {must}, not {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """Microseconds throughout.
@@ -166,23 +182,12 @@ class Cell:
     buffer: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("V_us", "draft_us"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InvalidCell(f"{name}: must be positive, not {getattr(self, name)}")
-        for name in ("slope", "row_slope", "rtt_us", "tapped_us", "append_us", "drafter_rtt_us", "hop_us", "step_us"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InvalidCell(f"{name}: must not be negative, not {getattr(self, name)}")
-        for name in ("acceptance", "repeats"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InvalidCell(f"{name}: must be from 0 to 1, not {getattr(self, name)}")
-        for name in ("tokens", "buffer"):
-            if getattr(self, name) < 1:
-                raise InvalidCell(f"{name}: must be at least 1, not {getattr(self, name)}")
+        times = "slope row_slope rtt_us tapped_us append_us drafter_rtt_us hop_us step_us"
+        check_numbers(self, "V_us draft_us", times, "tokens buffer", "acceptance repeats")
         if self.trace is not None and not len(self.trace):
             raise InvalidCell("trace: must not be empty")
         if len(self.ranks) != len(self.scores) or not all(1 <= len(found) <= RANKS for found in self.scores):
             raise InvalidCell(f"scores: must be from 1 to {RANKS} for each of {len(self.ranks)} ranks")
-
         if not all(0 <= rate <= 1 for rate in self.head):
             raise InvalidCell(f"head: must be from 0 to 1 at each position, not {list(self.head)}")
         if not (0 < self.head_us < float("inf") if self.head else self.head_us == 0):

@@ -258,7 +258,7 @@ class SimVerifier:
 
     Args:
         step_us: software between a forward and its verdicts.
-        patient: see `specwire.core.policy.windows.schedule`.
+        patient: see `verify_service.engine.batch.patiently`.
         head_us, head_most: of a head beside the target: a forward, and how many tokens it can draft; 0 for none.
         tapped_us: what a forward of the target takes longer where features are kept for it.
     """

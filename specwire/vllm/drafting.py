@@ -28,7 +28,7 @@ from specwire.core import messages
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import MOST_WINDOW, Pace, SourceKind, Verdict
 from specwire.core.placement import PlacementRequest
-from specwire.core.policy.costs import StepCharge, StepCosts, part_of
+from specwire.core.policy.costs import StepCosts, part_of
 from specwire.core.policy.drafters import LearntDrafters, PlannedStep
 from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.windows import divided
@@ -378,8 +378,7 @@ class Drafting:
             with self._containing(request):
                 part = part_of(len(request.window), windows, sessions)
                 verdict = request.decide(row.decided)
-                charge = StepCharge(plain_us, part=part, windows_us=windows_us)
-                request.running.decided(now_us, len(verdict.tokens), charge)
+                request.running.decided(now_us, len(verdict.tokens), plain_us, part * windows_us)
                 self._plan(request, verdict, sessions)
                 if request.drafter is not None:
                     self._untold.append(request)
@@ -421,7 +420,7 @@ class Drafting:
                 with self._containing(each):
                     if each.session.room > 1:
                         candidates.append(each.running.candidate(each.number, each.session.position - 1, plain_us))
-            most_rows = len(candidates) if costs.plain_due(len(requests)) else math.inf
+            most_rows = len(candidates) if costs.seen(len(requests)).plain_due else math.inf
             windows = divided(candidates, costs.of(len(requests)), most_rows) if candidates else None
             for request in requests:
                 if windows is not None and request.number in self._requests:

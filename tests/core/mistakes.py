@@ -160,16 +160,6 @@ def only_the_first_drafter_is_told(patch: Patch) -> None:
     patch.setattr(Session, "_advance", partial)
 
 
-def one_drafter_s_loss_is_taken_for_all(patch: Patch) -> None:
-    original = Session._on_drafter_lost
-
-    def sweeping(self: Session, event: messages.DrafterLost) -> list[messages.Effect]:
-        self.drafters.clear()
-        return original(self, event)
-
-    patch.setattr(Session, "_on_drafter_lost", sweeping)
-
-
 def a_paused_drafter_is_not_told_what_it_missed(patch: Patch) -> None:
     original = Advised.advance
 
@@ -179,11 +169,6 @@ def a_paused_drafter_is_not_told_what_it_missed(patch: Patch) -> None:
         return original(self, text, position, tokens)
 
     patch.setattr(Advised, "advance", forgetful)
-
-
-def only_the_first_drafter_is_closed(patch: Patch) -> None:
-    original = Session._close_drafters
-    patch.setattr(Session, "_close_drafters", lambda self: original(self)[:1])
 
 
 # Of trees
@@ -313,18 +298,6 @@ def path_remembered_across_a_verdict(patch: Patch) -> None:
     patch.setattr(Tree, "step", lazy)
 
 
-def path_remembered_across_a_piece(patch: Patch) -> None:
-    original = Tree.extend
-
-    def lazy(self: Tree, tokens: Sequence[int], parents: Sequence[int], weights: Drawn = None) -> bool:
-        path = list(self._path or ())
-        added = original(self, tokens, parents, weights)
-        self._path = path
-        return added
-
-    patch.setattr(Tree, "extend", lazy)
-
-
 def first_child_met_whatever_was_chosen(patch: Patch) -> None:
     """The last row is held against the likeliest child, although the chosen one is there."""
     original = Chains.behind
@@ -349,7 +322,6 @@ TREE_MISTAKES = [
     unknown_parent_taken_for_the_text,
     parent_that_was_never_sent_accepted,
     path_remembered_across_a_verdict,
-    path_remembered_across_a_piece,
     first_child_met_whatever_was_chosen,
 ]
 
@@ -518,9 +490,7 @@ DRAFT_MISTAKES = [
 
 MISTAKES = [
     only_the_first_drafter_is_told,
-    one_drafter_s_loss_is_taken_for_all,
     a_paused_drafter_is_not_told_what_it_missed,
-    only_the_first_drafter_is_closed,
     emit_before_append,
     two_appends_in_flight,
     chain_outlives_its_contradiction,

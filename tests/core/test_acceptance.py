@@ -9,8 +9,6 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from specwire.core.law.acceptance import choose, decide
@@ -74,19 +72,6 @@ def test_no_proposal_changes_a_token(vocabulary: int, temperature: float) -> Non
                 assert len(decision.tokens) == len(decision.outcomes) >= 1
                 agreed = next((i for i, t in enumerate(window) if t != truth[i]), len(window))
                 assert len(decision.tokens) == agreed + 1
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@given(st.data())
-def test_rounds_concatenate_to_the_plain_text(temperature: float, data: st.DataObject) -> None:
-    seed = data.draw(st.integers(0, 2**64 - 1))
-    target = Target(4, Sampling(temperature, top_k=3, seed=seed, choice=seed % 3), table_seed=seed % 17)
-    text = [1]
-    while len(text) < 12:
-        window = tuple(data.draw(st.lists(st.integers(0, 3), max_size=LONGEST)))
-        late = data.draw(st.none() | st.integers(0, 3))
-        text += decide(target.rows(text[-1], START + len(text), window), window, late).tokens
-    assert tuple(text[1:]) == target.plain(1, START + 1, len(text) - 1)
 
 
 @pytest.mark.parametrize(

@@ -29,49 +29,6 @@ def chains() -> Chains:
     return Chains(vocabulary=10, most_ahead=6)
 
 
-def test_chunks_in_order_make_a_chain(chains: Chains, text: Text) -> None:
-    assert chains.offer(chunk((5, 0)), text) is Offer.STARTED
-    assert chains.offer(chunk((7,), offset=2), text) is Offer.EXTENDED
-    assert chains.window(3, 8) == (5, 0, 7)
-    assert chains.window(3, 2) == (5, 0)
-    assert chains.window(4, 8) == ()
-    assert chains.window(3, 0) == ()
-    text.extend((5,))
-    chains.advance(text)
-    assert chains.window(4, 8) == (0, 7)
-
-
-def test_a_chain_may_start_at_position_zero() -> None:
-    chains, text = Chains(10), Text([])
-    assert chains.offer(Proposal(0, 0, 0, 0, (0,), hash_of([])), text) is Offer.STARTED
-    assert chains.window(0, 4) == (0,)
-
-
-def test_repeated_chunks_change_nothing(chains: Chains, text: Text) -> None:
-    chains.offer(chunk((5, 6, 7)), text)
-    assert chains.offer(chunk((5, 6, 7)), text) is Offer.DUPLICATE
-    assert chains.offer(chunk((6,), offset=1), text) is Offer.DUPLICATE
-    assert chains.window(3, 8) == (5, 6, 7)
-
-
-def test_an_overlapping_chunk_adds_what_is_new(chains: Chains, text: Text) -> None:
-    chains.offer(chunk((5, 6)), text)
-    assert chains.offer(chunk((6, 7, 8), offset=1), text) is Offer.EXTENDED
-    assert chains.window(3, 8) == (5, 6, 7, 8)
-
-
-def test_a_gap_is_not_bridged(chains: Chains, text: Text) -> None:
-    assert chains.offer(chunk((7,), offset=2), text) is Offer.GAP
-    chains.offer(chunk((5,)), text)
-    assert chains.offer(chunk((7,), offset=2), text) is Offer.GAP
-    assert chains.offer(chunk((5,), base=4, offset=1), text) is Offer.GAP
-    assert chains.window(3, 8) == (5,)
-
-
-def test_a_base_beyond_the_text_is_a_gap(chains: Chains, text: Text) -> None:
-    assert chains.offer(chunk((5,), base=4), text) is Offer.GAP
-
-
 @pytest.mark.parametrize("prefix_hash", [None, 0, hash_of(PROMPT) ^ 1])
 def test_a_wrong_prefix_is_refused(chains: Chains, text: Text, prefix_hash: int | None) -> None:
     assert chains.offer(Proposal(1, 0, 3, 0, (5,), prefix_hash), text) is Offer.WRONG_PREFIX
@@ -167,60 +124,6 @@ def test_the_token_behind_a_window_is_of_any_chain_that_holds_the_window(chains:
     assert chains.behind(3, ()) == (2, DraftToken(5))
 
 
-def test_agreement_keeps_a_chain_and_contradiction_drops_it_whole(chains: Chains, text: Text) -> None:
-    chains.offer(chunk((5, 0, 7, 8)), text)
-    text.extend((5, 0))
-    chains.advance(text)
-    assert chains.window(5, 8) == (7, 8)
-    text.extend((1,))
-    chains.advance(text)
-    assert chains.window(6, 8) == ()
-    assert chains.offer(chunk((9,), offset=4), text) is Offer.STALE
-
-
-def test_a_contradiction_by_or_of_token_zero_counts(chains: Chains, text: Text) -> None:
-    for chain, (guess, decided) in enumerate(((0, 1), (1, 0))):
-        base = len(text)
-        chains.offer(Proposal(1, chain, base, 0, (guess, 5), text.hash_at(base)), text)
-        text.extend((decided,))
-        chains.advance(text)
-        assert chains.best(len(text)).source is None
-
-
-def test_a_late_chunk_is_compared_with_what_was_decided_meanwhile(chains: Chains, text: Text) -> None:
-    text.extend((5, 6))
-    assert chains.offer(chunk((5, 6, 7)), text) is Offer.STARTED
-    assert chains.window(5, 8) == (7,)
-    assert chains.offer(chunk((5, 9, 7), chain=1), text) is Offer.CONTRADICTED
-    assert chains.window(5, 8) == ()
-    assert chains.offer(chunk((8,), chain=1, offset=3), text) is Offer.STALE
-
-
-def test_a_chain_that_lags_behind_the_text_may_catch_up(chains: Chains, text: Text) -> None:
-    chains.offer(chunk((5,)), text)
-    text.extend((5, 6))
-    chains.advance(text)
-    assert chains.window(5, 8) == ()
-    assert chains.offer(chunk((6, 7), offset=1), text) is Offer.EXTENDED
-    assert chains.window(5, 8) == (7,)
-
-
-def test_a_source_that_was_dropped_may_start_its_numbers_again(chains: Chains, text: Text) -> None:
-    chains.offer(chunk((5,), chain=9), text)
-    chains.drop(1)
-    assert chains.window(3, 8) == ()
-    assert chains.offer(chunk((6,), chain=0), text) is Offer.STARTED
-
-
-def test_used_up_chains_of_all_sources_may_go_on(chains: Chains, text: Text) -> None:
-    for source in (1, 2, 3):
-        chains.offer(chunk((5,), source=source), text)
-    text.extend((5,))
-    chains.advance(text)
-    for source in (1, 2, 3):
-        assert chains.offer(chunk((6,), offset=1, source=source), text) is Offer.EXTENDED
-
-
 def test_a_chain_that_is_left_far_behind_is_dropped_and_stays_stale(chains: Chains, text: Text) -> None:
     chains.offer(chunk((5,)), text)
     for _ in range(chains.most_ahead):
@@ -296,78 +199,6 @@ def piece(
     """Of (parent, token)."""
     tokens, parents = tuple(token for _, token in nodes), tuple(parent for parent, _ in nodes)
     return Proposal(source, number, base, offset, tokens, prefix, parents=parents)
-
-
-def branching(text: Text) -> Proposal:
-    """5 - 6 - 7, 8 beside 6, and 9 behind 8."""
-    return piece((-1, 5), (0, 6), (1, 7), (0, 8), (3, 9), prefix=text.hash_at(3))
-
-
-def test_a_correction_that_was_drafted_ahead_is_found_waiting(chains: Chains, text: Text) -> None:
-    assert chains.offer(branching(text), text) is Offer.STARTED
-    assert chains.window(3, 8) == (5, 6, 7)
-    text.extend((5, 8))
-    chains.advance(text)
-    assert chains.window(5, 8) == (9,)
-
-
-def test_what_stands_behind_a_pruned_node_is_stale_and_nothing_begins_anew(chains: Chains, text: Text) -> None:
-    chains.offer(branching(text), text)
-    text.extend((5, 8))
-    chains.advance(text)
-    assert chains.offer(piece((2, 1), offset=5), text) is Offer.STALE
-    assert chains.offer(piece((6, 1), (4, 2), offset=6), text) is Offer.OUT_OF_RANGE
-    assert chains.offer(piece((5, 1), (4, 2), offset=6), text) is Offer.EXTENDED
-    assert chains.window(5, 8) == (9, 2)
-
-
-def test_a_sibling_that_comes_late_is_taken(chains: Chains, text: Text) -> None:
-    chains.offer(chunk((5, 6)), text)
-    text.extend((5, 8))
-    chains.advance(text)
-    assert chains.window(5, 8) == ()
-    assert chains.offer(piece((1, 7), offset=2), text) is Offer.STALE
-    assert chains.offer(piece((0, 9), offset=3), text) is Offer.CONTRADICTED
-    assert chains.offer(piece((0, 8), (4, 1), offset=4), text) is Offer.EXTENDED
-    assert chains.window(5, 8) == (1,)
-
-
-def test_a_sibling_that_is_there_already_is_dropped_with_all_behind_it(chains: Chains, text: Text) -> None:
-    assert chains.offer(piece((-1, 5), (-1, 5), (1, 6), prefix=text.hash_at(3)), text) is Offer.STARTED
-    assert chains.window(3, 8) == (5,)
-    assert chains.offer(piece((0, 7), offset=3), text) is Offer.EXTENDED
-    assert chains.window(3, 8) == (5, 7)
-
-
-@pytest.mark.parametrize("parents", [(-2,), (0,), (7,), (-1, -1)])
-def test_a_parent_that_was_never_sent_is_out_of_range(chains: Chains, text: Text, parents: tuple[int, ...]) -> None:
-    impossible = Proposal(1, 0, 3, 0, (5,), text.hash_at(3), parents=parents)
-    assert chains.offer(impossible, text) is Offer.OUT_OF_RANGE
-
-
-def test_numbers_that_are_used_again_by_a_newer_tree_name_its_own_nodes(chains: Chains, text: Text) -> None:
-    chains.offer(branching(text), text)
-    assert chains.offer(piece((-1, 9), (0, 8), number=1, prefix=text.hash_at(3)), text) is Offer.STARTED
-    assert chains.offer(piece((4, 1), offset=5), text) is Offer.STALE
-    assert chains.offer(piece((1, 1), offset=2, number=1), text) is Offer.EXTENDED
-    assert chains.window(3, 8) == (9, 8, 1)
-
-
-def test_pieces_of_several_sources_may_come_in_between_one_another(chains: Chains, text: Text) -> None:
-    first, second = (piece((-1, token), prefix=text.hash_at(3), source=token) for token in (1, 2))
-    assert [chains.offer(offered, text) for offered in (first, second)] == [Offer.STARTED] * 2
-    for source in (2, 1):
-        assert chains.offer(piece((-1, 7), (0, 8), offset=1, source=source), text) is Offer.EXTENDED
-    text.extend((2,))
-    chains.advance(text)
-    assert (chains.best(4).source, chains.window(4, 8)) == (2, (8,))
-    assert chains.offer(piece((0, 9), offset=3, source=1), text) is Offer.STALE
-
-
-def test_the_child_behind_a_window_is_the_one_that_was_chosen(chains: Chains, text: Text) -> None:
-    chains.offer(branching(text), text)
-    assert chains.behind(3, (5,)) == chains.behind(3, (5,), 4) == (1, DraftToken(6))
-    assert chains.behind(3, (5,), 8) == (1, DraftToken(8))
 
 
 def test_a_flood_of_nodes_is_cut_off(text: Text) -> None:

@@ -201,7 +201,7 @@ def test_a_machine_that_has_become_slower_or_faster_shows_so_by_plain_steps_alon
     for factor in (2.0, 0.5):
         learned = costs()
         observe(learned, 4, factor * 1300.0, 30)
-        assert learned.pace(1) == 1.0, "it may be the windows"
+        assert learned.seen(1).pace == 1.0, "it may be the windows"
         observe(learned, 1, factor * 1000.0, 6)
         assert learned.plain(1) == pytest.approx(factor * 1000.0, rel=0.02)
 
@@ -212,17 +212,9 @@ def test_plain_steps_that_were_long_once_are_not_thought_so_for_ever() -> None:
     plain_us, window_us = learned.plain(4), learned.of(4)(16)
     observe(learned, 4, 3 * plain_us, 300, sessions=4)
     for _ in range(300):
-        observe(learned, *((4, plain_us) if learned.plain_due(4) else (16, window_us)), sessions=4)
+        observe(learned, *((4, plain_us) if learned.seen(4).plain_due else (16, window_us)), sessions=4)
     assert learned.plain(4) < 1.1 * plain_us
     assert learned.of(4)(16) == pytest.approx(window_us, rel=0.1)
-
-
-def test_one_slow_step_changes_little() -> None:
-    learned = batch_costs()
-    window_us, plain_us = learned.of(4)(16), learned.plain(4)
-    observe(learned, 16, 1e6, sessions=4)
-    assert learned.of(4)(16) < 1.3 * window_us
-    assert learned.plain(4) < 1.3 * plain_us
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -237,16 +229,6 @@ def test_what_a_width_takes_beside_a_plain_step_shows_where_one_follows_the_othe
         observe(learned, 4, slowness * 1600.0)
     assert learned.of(1)(4) / learned.plain(1) == pytest.approx(1.6, rel=0.02)
     assert learned.of(1)(2) / learned.plain(1) == pytest.approx(1.1 * 1.6 / 1.3, rel=0.02), "of others as much"
-
-
-def test_likewise_a_batchs_software_of_windows_is_theirs() -> None:
-    learned = batch_costs()
-    window_us = learned.of(4)(16)
-    for _ in range(100):
-        learned.observe(4, 4, 1330.0, 200.0, waited=False)
-        learned.observe(4, 16, window_us, 500.0, waited=False)
-    assert learned.plain(4) == pytest.approx(1530.0, rel=0.05)
-    assert learned.of(4)(16) / learned.plain(4) == pytest.approx((window_us + 500.0) / 1530.0, rel=0.02)
 
 
 def test_what_a_busy_machine_made_of_windows_is_outvoted() -> None:
@@ -280,7 +262,7 @@ def test_a_plain_step_is_due_that_shows_whether_windows_or_the_machine_take_long
     learned = StepCosts(ForwardTimes({1: 1000.0, 4: 1300.0}) if sessions == 1 else ForwardTimes({1: 1000.0}), measured)
     due = []
     for step in range(200):
-        if learned.plain_due(sessions):
+        if learned.seen(sessions).plain_due:
             due.append(step)
             observe(learned, sessions, plain_us, 1, sessions)
         else:
@@ -299,7 +281,7 @@ def test_windows_that_become_dearer_later_are_not_taken_for_a_slow_machine(deare
         observe(learned, 1, 1000.0)
         observe(learned, 4, 1100.0)
     for _ in range(2000):
-        observe(learned, *((1, 1000.0) if learned.plain_due(1) else (4, 1100.0 * dearer)))
+        observe(learned, *((1, 1000.0) if learned.seen(1).plain_due else (4, 1100.0 * dearer)))
     assert learned.plain(1) == pytest.approx(1000.0, rel=0.1)
     assert learned.of(1)(4) == pytest.approx(1100.0 * dearer, rel=0.1)
 

@@ -35,12 +35,6 @@ def test_a_part_of_a_chunk_is_due_when_no_more_may_be_drafted() -> None:
     assert session.take_proposal() == Proposal(0, 0, 3, 0, (5,), hash_of(PROMPT))
 
 
-def test_later_chunks_carry_no_hash_and_the_offset_within_the_chain() -> None:
-    session = drafted(5, 6, 7, 8)
-    session.take_proposal()
-    assert session.take_proposal() == Proposal(0, 0, 3, 2, (7, 8), None)
-
-
 def test_run_ahead_bounds_the_drafting_and_an_advance_frees_it() -> None:
     session = drafted(5, 6, 7, 8)
     assert not session.wants_token
@@ -51,40 +45,6 @@ def test_run_ahead_bounds_the_drafting_and_an_advance_frees_it() -> None:
 
 def test_run_ahead_zero_pauses() -> None:
     assert not DraftSession(PROMPT, Pace(1, 0)).wants_token
-
-
-def test_an_advance_that_agrees_lets_the_chain_go_on() -> None:
-    session = drafted(5, 6, 7)
-    session.take_proposal()
-    assert session.advance(3, (5, 6), Pace(2, 4)) == 6
-    assert (session.chain, session.base, session.decided, session.line[3:]) == (0, 3, 5, [5, 6, 7])
-    session.drafted(8)
-    assert session.take_proposal() == Proposal(0, 0, 3, 2, (7, 8), None)
-
-
-def test_full_acceptance_and_the_bonus_token_start_a_chain_behind_it() -> None:
-    """The bonus token outruns the draft: its slot is fed anew, nothing before it is."""
-    session = drafted(5, 6)
-    assert session.advance(3, (5, 6, 9), Pace(2, 4)) == 5
-    assert session.line == [*PROMPT, 5, 6, 9]
-    assert (session.chain, session.base, session.decided) == (1, 6, 6)
-    session.drafted(1)
-    session.drafted(2)
-    assert session.take_proposal() == Proposal(0, 1, 6, 0, (1, 2), hash_of([*PROMPT, 5, 6, 9]))
-
-
-def test_a_contradiction_rolls_back_to_the_first_difference() -> None:
-    session = drafted(5, 6, 7, 8)
-    assert session.advance(3, (5, 9), Pace(2, 4)) == 4
-    assert session.line == [*PROMPT, 5, 9]
-    assert (session.chain, session.base, session.in_flight) == (1, 5, 0)
-
-
-@pytest.mark.parametrize(("guess", "truth"), [(0, 1), (1, 0)])
-def test_token_zero_contradicts_and_is_contradicted(guess: int, truth: int) -> None:
-    session = drafted(guess)
-    assert session.advance(3, (truth,), Pace(2, 4)) == 3
-    assert session.line == [*PROMPT, truth]
 
 
 def test_an_advance_without_tokens_changes_the_pace_only() -> None:
@@ -107,20 +67,6 @@ def test_an_advance_may_go_back_to_position_zero() -> None:
     session = drafted(5)
     assert session.advance(0, (), Pace(2, 4)) == 0
     assert session.line == []
-
-
-def test_an_advance_that_repeats_decided_tokens_and_adds_some_goes_on() -> None:
-    session = drafted(5, 6, 7)
-    session.take_proposal()
-    session.advance(3, (5,), Pace(2, 4))
-    assert session.advance(3, (5, 6), Pace(2, 4)) == 6
-    assert (session.chain, session.decided) == (0, 5)
-
-
-def test_tokens_decided_before_they_were_proposed_are_left_out() -> None:
-    session = drafted(5, 6, 7, pace=Pace(4, 4))
-    assert session.advance(3, (5, 6), Pace(1, 4)) == 6
-    assert session.take_proposal() == Proposal(0, 1, 5, 0, (7,), hash_of([*PROMPT, 5, 6]))
 
 
 def test_a_full_context_ends_the_drafting_and_sends_what_there_is() -> None:
@@ -238,57 +184,6 @@ def test_the_likeliest_places_are_extended_first_runners_up_included() -> None:
     assert extended(session, sure(7, 1), sure(8, 1)) == [(5,), (6,)]
     assert extended(session, sure(9, 1), sure(9, 1)) == [(5, 7), (6, 8)]
     assert session.line == [*PROMPT, 5, 7, 9]
-
-
-def test_a_node_is_sent_behind_its_parent_and_a_runner_up_once_it_is_chosen() -> None:
-    session = branching()
-    extended(session, torn(5, 6))
-    assert session.take_proposal() == Proposal(0, 0, 3, 0, (5,), hash_of(PROMPT))
-    extended(session, sure(7, 1), sure(8, 1))
-    # Node 1 is 7 behind 5; 2 is the runner-up 6, behind the text; 3 is 8 behind that.
-    assert session.take_proposal() == Proposal(0, 0, 3, 1, (6, 7, 8), parents=(-1, 0, 1))
-    assert session.take_proposal() is None
-
-
-def test_a_decided_token_keeps_what_descends_from_it_and_prunes_the_rest() -> None:
-    session = branching()
-    extended(session, torn(5, 6))
-    extended(session, sure(7, 1), sure(8, 1))
-    session.take_proposal()
-    assert session.in_flight == 4
-    assert session.advance(3, (6,), session.pace) == 5
-    assert (session.line, session.in_flight, session.chain) == ([*PROMPT, 6, 8], 1, 0)
-    assert extended(session, sure(9, 1)) == [(8,)]
-    assert session.take_proposal() == Proposal(0, 0, 3, 4, (9,))  # node 3 is the parent
-
-
-def test_a_decided_runner_up_that_was_not_sent_begins_a_new_tree_with_nothing_lost() -> None:
-    session = branching()
-    extended(session, torn(5, 6))
-    session.take_proposal()
-    assert session.advance(3, (6,), session.pace) == 4
-    assert (session.chain, session.base, session.in_flight) == (1, 4, 0)
-    assert extended(session, sure(8, 1)) == [()]
-    assert session.take_proposal() == Proposal(0, 1, 4, 0, (8,), hash_of([*PROMPT, 6]))
-
-
-def test_a_decided_runner_up_that_was_extended_but_not_sent_keeps_its_own() -> None:
-    session = branching(Pace(8, 16, branches=2))
-    extended(session, torn(5, 6))
-    extended(session, sure(7, 1), sure(8, 1))
-    assert session.advance(3, (6,), session.pace) == 5
-    assert (session.chain, session.base, session.line) == (1, 4, [*PROMPT, 6, 8])
-    session.advance(4, (), Pace(1, 16, branches=2))
-    assert session.take_proposal() == Proposal(0, 1, 4, 0, (8,), hash_of([*PROMPT, 6]))
-
-
-def test_a_token_that_nobody_thought_of_begins_a_new_tree() -> None:
-    session = branching()
-    extended(session, torn(5, 6))
-    extended(session, sure(7, 1), sure(8, 1))
-    session.take_proposal()
-    assert session.advance(3, (9,), session.pace) == 3
-    assert (session.chain, session.base, session.in_flight, session.line) == (1, 4, 0, [*PROMPT, 9])
 
 
 def test_the_run_ahead_counts_nodes() -> None:

@@ -52,18 +52,6 @@ def test_an_answer_of_which_nothing_is_known_may_come_soon_or_late() -> None:
     assert expected(drafter) == (125.0, 500.0, 1.0)
 
 
-def test_learns_the_delay() -> None:
-    due = expected(answered(300.0))
-    assert due.expected_us == pytest.approx(100_300.0, abs=1)
-    assert 100_390.0 <= due.latest_us <= 100_520.0
-
-
-def test_nothing_is_due_once_the_answer_is_here() -> None:
-    drafter = answered(300.0)
-    drafter.proposed(chunk(20), 100_100.0)
-    assert drafter.due(PLAIN) is None
-
-
 def test_answer_to_an_older_verdict_is_measured_from_that_one() -> None:
     drafter = pacing()
     drafter.asked(5, 0.0)
@@ -95,19 +83,6 @@ def test_one_that_tells_no_time_is_planned_as_quick_until_it_tells() -> None:
     assert drafter.learnt.draft_us == 8_000.0
 
 
-def test_what_took_long_beside_a_forward_on_the_same_cores_is_taken_for_as_quick_as_that_allows() -> None:
-    """Where it is waited for it comes far sooner: by its delay no ledger could bear to wait."""
-    drafter = pacing("lockstep:2", shares_cores=True)
-    drafter.asked(5, 0.0)
-    drafter.proposed(chunk(5, 2), 40_000.0, forwards=[(0.0, 39_000.0)])
-    assert drafter.learnt.draft_us == pytest.approx((1_000.0 + 39_000.0 / 3) / 2)
-    for position in range(6, 40):
-        drafter.asked(position, 100_000.0 * position)
-        drafter.proposed(chunk(position, 2), 100_000.0 * position + 6_000.0)
-    drafter.asked(40, 1e7)
-    assert expected(drafter).expected_us == pytest.approx(1e7 + 6_000.0, rel=0.01)
-
-
 def test_one_that_was_thought_too_quick_is_waited_for_longer_though_it_came_late_each_time() -> None:
     drafter = pacing("lockstep:2", shares_cores=True)
     drafter.learnt.draft_us = 3_000.0
@@ -118,13 +93,6 @@ def test_one_that_was_thought_too_quick_is_waited_for_longer_though_it_came_late
         drafter.proposed(chunk(position, 2), begun + 9_000.0, forwards=[(begun + 6_000.0, begun + 50_000.0)] * late)
     drafter.asked(40, 1e7)
     assert expected(drafter).latest_us >= 1e7 + 9_000.0
-
-
-def test_proposal_for_a_text_of_long_ago_teaches_nothing() -> None:
-    drafter = pacing()
-    drafter.asked(5, 0.0)
-    drafter.proposed(chunk(4), 100.0)
-    assert drafter.learnt.overhead_us is None
 
 
 def test_chance_falls_with_every_verdict_that_came_first_and_rises_again() -> None:
@@ -138,15 +106,6 @@ def test_chance_falls_with_every_verdict_that_came_first_and_rises_again() -> No
         drafter.proposed(chunk(40 + index), now + 300.0)
     drafter.asked(60, 400_000.0)
     assert expected(drafter).chance > 0.8
-
-
-def test_an_answer_of_more_tokens_than_before_is_expected_later() -> None:
-    drafter = pacing("lockstep:8")
-    for index in range(30):
-        drafter.asked(index, 10_000.0 * index)
-        drafter.proposed(chunk(index, 4, draft_us=800), 10_000.0 * index + 900.0)
-    drafter.asked(30, 1e6)
-    assert expected(drafter).expected_us == pytest.approx(1e6 + 1_700.0, abs=1)
 
 
 # Several sources

@@ -12,7 +12,7 @@ import pytest
 from specwire.core.law.sampling import Rule, Sampling, with_rule
 from specwire.core.messages import Outcome, SourceKind
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.heads import HeadAcceptance, HeadDepth, HeadedText
+from specwire.core.policy.heads import HeadDepth, HeadedText
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.core.text import Ending
 from specwire.core.verify.session import Allowance, VerifySession
@@ -109,19 +109,6 @@ def test_nothing_is_proposed_where_nothing_was_drafted() -> None:
     source.propose([])
     assert not source.proposed
     source.text_grew()
-
-
-def test_a_session_begins_with_what_others_learnt_under_the_same_kind_of_rule() -> None:
-    known = HeadAcceptance()
-    for _ in range(40):
-        text = [1]
-        source = HeadSource(text, known.of(0.0))
-        source.propose([5, 6])
-        text += [5, 6, 7]
-        source.text_grew()
-    fresh, drawn = HeadSource([1], known.of(0.0)), HeadSource([1], known.of(0.8))
-    assert fresh.acceptance.rates(2)[0] > 0.9
-    assert drawn.acceptance.rates(2) == AcceptanceByPosition().rates(2)
 
 
 def test_what_is_there_for_nothing_is_beaten_by_more_tokens_in_a_time() -> None:

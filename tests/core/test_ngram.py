@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,26 +71,6 @@ def test_a_long_text_is_read_in_bounded_parts() -> None:
     index.read()
     assert index.done == READ_AT_ONCE
     assert not index.complete
-
-
-def test_a_loop_goes_on_for_ever() -> None:
-    index = NgramIndex([9, 1, 2, 3, 1, 2, 3])
-    index.read()
-    assert proposed(index, 8) == (1, 2, 3, 1, 2, 3, 1, 2)
-
-
-def test_prefers_the_match_that_reaches_farther_back() -> None:
-    phrase, known = [1, 2, 3, 4], [50, 51, 52]
-    index = NgramIndex([*known, *phrase, 60, 40, *phrase, 61, *known, *phrase])
-    index.read()
-    assert proposed(index, 1) == (60,)
-
-
-@pytest.mark.parametrize("text", [[], [1], [1, 1], [1, 2, 3, 4, 5]])
-def test_nothing_repeats(text: list[int]) -> None:
-    index = NgramIndex(text)
-    index.read()
-    assert (index.match(), proposed(index, 4)) == (None, ())
 
 
 def test_a_guess_is_judged_without_having_been_tested() -> None:

@@ -44,12 +44,6 @@ def test_it_goes_on_behind_what_differs() -> None:
     assert follow(source, text, [10, 12, 13, 14])[-1] == (14, 15, 16, 17)
 
 
-def test_behind_its_end_there_is_nothing() -> None:
-    text = list(PROMPT)
-    source = TextSource(text, len(PROMPT), PREDICTED)
-    assert follow(source, text, [*PREDICTED, 50, 51])[-2:] == [(), ()]
-
-
 def test_references_are_quoted_from_in_any_order() -> None:
     """A request names texts of its own by predicting them one after another."""
     first, second = [20, 21, 22, 23, 24, 25], [30, 31, 32, 33, 34, 35]

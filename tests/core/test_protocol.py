@@ -115,8 +115,10 @@ def test_trees(end: int) -> None:
         assert proposal_to_wire(piece, 0).parents == wire.parents
         numbers = range(piece.offset, piece.offset + len(piece.tokens))
         parents = piece.parents or [number - 1 for number in numbers]
-        added = [found.add(parent, token) for parent, token in zip(parents, piece.tokens, strict=True)]
-        shown = ", ".join(f"{node.number}@{node.position} behind {node.parent}" for node in added if node is not None)
+        before = set(found.nodes)
+        found.extend(piece.tokens, parents)
+        added = [node for number, node in found.nodes.items() if number not in before]
+        shown = ", ".join(f"{node.number}@{node.position} behind {node.parent}" for node in added)
         assert shown == nodes
 
 

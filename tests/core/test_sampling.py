@@ -109,15 +109,6 @@ def test_a_history_counts_as_the_text_does_however_long() -> None:
     assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == expected
 
 
-def test_temperature_alone() -> None:
-    expected = np.array([4, 1, 0.25, 0.25]) / 5.5
-    np.testing.assert_allclose(np.exp(log_probabilities(LOGITS, Sampling(0.5))), expected)
-
-
-def test_top_k_renormalises() -> None:
-    np.testing.assert_allclose(np.exp(log_probabilities(LOGITS, Sampling(1.0, top_k=2))), [2 / 3, 1 / 3, 0, 0])
-
-
 def test_top_k_keeps_ties_with_the_last_one_kept() -> None:
     np.testing.assert_allclose(np.exp(log_probabilities(LOGITS, Sampling(1.0, top_k=3))), [0.5, 0.25, 0.125, 0.125])
 
@@ -142,17 +133,6 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: list[b
     """Masses are sums of powers of two, hence exact; of the two equal last ones the lower id goes first."""
     assert kept_by_top_p(np.array([0.5, 0.25, 0.125, 0.125]), top_p).tolist() == kept
     assert (log_probabilities(LOGITS, Sampling(1.0, top_p=top_p)) > -np.inf).tolist() == kept
-
-
-def test_top_p_is_measured_after_temperature_and_top_k() -> None:
-    """0.5 of (2/3, 1/3) is the first token alone; of the unfiltered four it is too; 0.6 tells them apart."""
-    filtered = log_probabilities(LOGITS, Sampling(1.0, top_k=2, top_p=0.6))
-    assert (filtered > -np.inf).tolist() == [True, False, False, False]
-
-
-def test_token_zero_can_be_removed_and_kept() -> None:
-    assert np.exp(log_probabilities([0.0, 9.0], Sampling(1.0, top_k=1))).tolist() == [0.0, 1.0]
-    assert np.exp(log_probabilities([9.0, 0.0], Sampling(1.0, top_k=1))).tolist() == [1.0, 0.0]
 
 
 def test_greedy_gives_the_raw_distribution() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 
@@ -39,17 +38,6 @@ def kinds(effects: list[messages.Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
 
 
-# A token's way
-
-
-def test_decided_then_durable_then_emitted() -> None:
-    subject = running()
-    assert subject.handle(verdict(2, 1)) == [messages.Append(2, (1,), (D,), None)]
-    assert (subject.durable, subject.emitted, len(subject.text)) == (2, 2, 3)
-    assert subject.handle(messages.Appended()) == [messages.Emit(2, (1,), (D,), "a", (1,), (1,))]
-    assert (subject.durable, subject.emitted) == (3, 3)
-
-
 def test_one_append_at_a_time_takes_all_that_was_decided_meanwhile() -> None:
     subject = running()
     subject.handle(verdict(2, 1))
@@ -61,18 +49,7 @@ def test_one_append_at_a_time_takes_all_that_was_decided_meanwhile() -> None:
     assert append == messages.Append(3, (2, 1, 2), (D,) * 3, None)
 
 
-def test_verdicts_that_come_together_are_appended_together() -> None:
-    subject = running()
-    subject.handle(messages.DrafterReady(5))
-    assert kinds(subject.handle(replace(verdict(2, 1), more=True))) == ["AdvanceDrafter"]
-    assert subject.handle(verdict(3, 2))[1:] == [messages.Append(2, (1, 2), (D, D), None)]
-
-
-def test_an_end_is_appended_whatever_is_said_to_follow() -> None:
-    subject = running()
-    subject.handle(replace(verdict(2, 1), more=True))
-    append = subject.handle(replace(verdict(3, 0, finish=FinishReason.EOS), more=True))[0]
-    assert append == messages.Append(2, (1, 0), (D, D), messages.End(FinishReason.EOS, "", 1))
+# A token's way
 
 
 def test_the_drafter_hears_before_the_log() -> None:
@@ -80,16 +57,6 @@ def test_the_drafter_hears_before_the_log() -> None:
     subject.handle(messages.DrafterReady(5))
     assert kinds(subject.handle(verdict(2, 1))) == ["AdvanceDrafter", "Append"]
     assert subject.handle(verdict(3, 2)) == [messages.AdvanceDrafter(5, 3, (2,), Pace())]
-
-
-def test_the_last_append_finishes_in_the_same_script() -> None:
-    subject = running()
-    append, close = subject.handle(verdict(2, 1, 0, finish=FinishReason.EOS))
-    assert append == messages.Append(2, (1, 0), (D, D), messages.End(FinishReason.EOS, "", 1))
-    assert close == messages.CloseVerifier()
-    assert subject.state == "ending"
-    assert kinds(subject.handle(messages.Appended())) == ["Emit", "EmitEnd"]
-    assert subject.state == "ended"
 
 
 def test_a_verdict_without_tokens_may_end_the_session() -> None:
@@ -145,38 +112,6 @@ def test_what_may_begin_a_stop_string_is_withheld_until_the_end() -> None:
     assert end == messages.EmitEnd(messages.End(FinishReason.EOS, "", 2), "b")
 
 
-# The verifier
-
-
-def test_it_opens_from_the_durable_text_with_a_new_attach() -> None:
-    subject = session()
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(1, PROMPT, 2, 10)]
-    subject.handle(messages.VerifierLost())
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(2, PROMPT, 2, 10)]
-
-
-def test_it_reopens_once_all_that_was_decided_is_durable() -> None:
-    subject = running()
-    subject.handle(verdict(2, 1))
-    subject.handle(verdict(3, 2))
-    assert subject.handle(messages.VerifierLost()) == []
-    assert subject.handle(messages.VerifierReady()) == []
-    assert kinds(subject.handle(messages.Appended())) == ["Emit", "Append"]
-    effects = subject.handle(messages.Appended())
-    assert kinds(effects) == ["Emit", "OpenVerifier"]
-    assert effects[1] == messages.OpenVerifier(2, (1, 2, 1, 2), 4, 10)
-
-
-def test_what_was_decided_without_a_link_is_told_behind_opened() -> None:
-    subject = running()
-    subject.handle(verdict(2, 1))
-    subject.handle(messages.Appended())
-    subject.handle(messages.VerifierLost())
-    subject.handle(messages.VerifierReady())
-    subject.handle(messages.VerifierOpened(2, 3))
-    assert subject.handle(verdict(3, 2, 1, attach=2)) == [messages.Append(3, (2, 1), (D, D), None)]
-
-
 def test_a_loss_leaves_the_drafter_where_it_is() -> None:
     subject = running()
     subject.handle(messages.DrafterReady(1))
@@ -184,6 +119,9 @@ def test_a_loss_leaves_the_drafter_where_it_is() -> None:
     subject.handle(verdict(3, 2, 1))
     assert subject.handle(messages.VerifierLost()) == []
     assert subject.text.tokens == [1, 2, 1, 2, 1]
+
+
+# The verifier
 
 
 def test_a_stop_string_in_what_a_lost_verifier_decided_ends_the_session() -> None:
@@ -194,15 +132,6 @@ def test_a_stop_string_in_what_a_lost_verifier_decided_ends_the_session() -> Non
     append = next(effect for effect in subject.handle(messages.Appended()) if isinstance(effect, messages.Append))
     assert append.end is not None
     assert append.end.reason is FinishReason.STOP_STRING
-
-
-@pytest.mark.parametrize(
-    "event", [verdict(2, 1, attach=0), messages.VerifierOpened(0, 2), messages.VerifierRefused(0, "old")]
-)
-def test_an_older_connection_is_void(event: messages.Event) -> None:
-    subject = running()
-    assert subject.handle(event) == []
-    assert (subject.state, subject.text.tokens) == (State.RUNNING, list(PROMPT))
 
 
 @pytest.mark.parametrize(
@@ -250,24 +179,6 @@ def test_credit_rises_when_half_the_buffer_is_earned() -> None:
     assert subject.handle(messages.ClientTook(6)) == [messages.SendProgress(6, 14)]
     assert subject.handle(messages.ClientTook(4)) == []
     assert subject.taken == 6
-
-
-def test_a_client_that_takes_nothing_earns_nothing() -> None:
-    subject = running(buffer=2)
-    subject.handle(verdict(2, 1, 1))
-    assert kinds(subject.handle(messages.Appended())) == ["Emit"]
-    subject.handle(messages.VerifierLost())
-    assert subject.handle(messages.VerifierReady()) == [messages.OpenVerifier(2, (1, 2, 1, 1), 4, 4)]
-    assert subject.handle(messages.ClientTook(4)) == []
-    assert subject.handle(messages.VerifierOpened(2, 4)) == [messages.SendProgress(4, 6)]
-
-
-def test_a_buffer_of_one_lets_one_token_through_at_a_time() -> None:
-    subject = running(buffer=1)
-    subject.handle(verdict(2, 1))
-    subject.handle(messages.Appended())
-    assert subject.handle(messages.ClientTook(3)) == [messages.SendProgress(3, 4)]
-    assert subject.handle(messages.ClientTook(3)) == []
 
 
 def test_a_buffer_of_nothing_is_refused() -> None:
@@ -405,13 +316,6 @@ def test_proposals_are_relayed_once_the_verifier_was_asked_to_open() -> None:
     assert subject.handle(messages.ProposalArrived(proposal)) == [messages.RelayProposal(proposal)]
     subject.handle(messages.DrafterLost(0))
     assert subject.handle(messages.ProposalArrived(proposal)) == []
-
-
-def test_an_open_drafter_begins_a_new_chain_for_a_verifier_that_opens() -> None:
-    subject = session()
-    subject.handle(messages.DrafterReady(1))
-    back, forward = subject.handle(messages.VerifierReady())[1:]
-    assert (back, forward) == (messages.AdvanceDrafter(1, 1, (), Pace()), messages.AdvanceDrafter(1, 1, (2,), Pace()))
 
 
 def test_with_a_text_of_one_token_it_is_opened_again() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from specwire.core.verify.shared_texts import (
     FIRST_TOKENS,
     GATHERED_TOKENS,
     TOKEN_BYTES,
-    VECTOR_TOKENS,
     Occurrence,
     ScopeTexts,
     SharedIndex,
@@ -159,21 +157,6 @@ def test_an_end_that_nobody_said_is_told_by_its_last_tokens(monkeypatch: pytest.
     walked.clear()
     order, _ = texts.occurrences([*range(300, 318), 150, 151, 152, 153])
     assert (SHARED_ORDERS[order], walked) == (4, [2, 4, 8, 4])
-
-
-@given(st.lists(TOKENS, min_size=1, max_size=8), st.integers(0, 3))
-def test_taken_in_one_by_one_or_by_vectors_it_is_the_same(pieces: list[list[int]], seed: int) -> None:
-    together, alone = ScopeTexts(never), ScopeTexts(never)
-    chance = random.Random(seed)
-    one, other = together.begin("a", []), alone.begin("a", [])
-    for piece in pieces:
-        tokens = [chance.choice(piece) for _ in range(VECTOR_TOKENS + len(piece))]
-        together.extend(one, tokens)
-        for token in tokens:
-            alone.extend(other, [token])
-    assert np.array_equal(together._slots, alone._slots)
-    for index in range(len(SHARED_ORDERS)):
-        assert np.array_equal(together._heads[index], alone._heads[index])
 
 
 def test_the_most_frequent_continuation_is_proposed_and_of_equals_the_latest() -> None:
@@ -476,24 +459,6 @@ def test_memory_is_bounded_and_idle_scopes_go_first() -> None:
     assert texts.of(b"d") is not None
     busy.add(b"d")
     assert texts.of(b"e") is None, "three are in use, and a fourth has taken the rest"
-
-
-def test_what_sessions_learn_of_it_is_the_next_one_s() -> None:
-    texts = ScopeTexts(always)
-    piece = list(range(100, 400))
-    grown(texts, "a", piece)
-    before = [each.rates(1)[0] for each in texts.learnt[False]]
-    text = piece[:20]
-    source = NgramSource(text, 4, SharedIndex(texts, text, "b"), learnt=texts.learnt[False])
-    for _ in range(8):
-        assert source.look() is not None
-        text.append(7)
-        source.text_grew()
-        text += piece[:20]
-        source.text_grew()
-    changed = [each.rates(1)[0] < rate for each, rate in zip(texts.learnt[False], before, strict=True)]
-    assert any(changed)
-    assert not any(each.rates(1)[0] != rate for each, rate in zip(texts.learnt[True], before, strict=True))
 
 
 def test_a_session_takes_the_better_of_its_own_text_and_others() -> None:

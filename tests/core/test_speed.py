@@ -14,7 +14,6 @@ from specwire.core.policy.estimates import (
     expected_tokens,
     lockstep_rate,
     smoothed,
-    typical,
 )
 
 
@@ -26,11 +25,6 @@ def test_forward_times_between_and_beyond_the_measured() -> None:
 
 def test_forward_times_that_fall_do_not_fall_for_ever() -> None:
     assert ForwardTimes({4: 27.0, 5: 16.0}).at(32) == 16.0
-
-
-def test_forward_times_of_one_width_are_flat() -> None:
-    times = ForwardTimes({2: 7.0})
-    assert [times.at(m) for m in (1, 2, 50)] == [7.0, 7.0, 7.0]
 
 
 @pytest.mark.parametrize("measured", [{}, {0: 1.0}])
@@ -55,12 +49,6 @@ def test_positions_behind_a_refusal_are_not_tested() -> None:
         rates.observe(4, 0)
         known.observe(1, 0)
     assert rates.rates(4) == known.rates(4)
-
-
-def test_the_first_position_counts() -> None:
-    rates = AcceptanceByPosition()
-    rates.observe(1, 0)
-    assert rates.rates(1)[0] < AcceptanceByPosition().rates(1)[0]
 
 
 def test_windows_may_exceed_what_is_kept() -> None:
@@ -124,7 +112,3 @@ def test_smoothing_bounds_outliers_and_takes_the_first_value_as_it_is() -> None:
     assert smoothed(10.0, 1e9) == pytest.approx(14.0)
     assert smoothed(10.0, 5.0, weight=0.5) == pytest.approx(7.5)
     assert smoothed(0.0, 5.0) == 0.0
-
-
-def test_typical_is_the_median() -> None:
-    assert typical([3.0, 1000.0, 2.0]) == 3.0

@@ -31,29 +31,6 @@ def tokens_of(verdicts: Sequence[Verdict] | None) -> list[int]:
     return [token for each in verdicts for token in each.tokens]
 
 
-def test_it_is_cut_within_a_verdict() -> None:
-    tail = tail_of(verdict(5, 1, 2, 3), verdict(8, 4))
-    assert tail.behind(7, 9) == [Verdict(7, (3,), (R,), 1), verdict(8, 4)]
-    assert tail.behind(5, 9) == [verdict(5, 1, 2, 3), verdict(8, 4)]
-    assert tail.behind(9, 9) == []
-
-
-def test_what_is_forgotten_cannot_be_delivered() -> None:
-    tail = tail_of(verdict(5, 1, 2, 3), verdict(8, 4))
-    tail.forget(8)
-    assert tail.behind(7, 9) is None
-    assert tokens_of(tail.behind(8, 9)) == [4]
-    tail.forget(9)
-    assert tail.behind(8, 9) is None
-    assert tail.behind(9, 9) == []
-
-
-def test_a_verdict_is_forgotten_whole() -> None:
-    tail = tail_of(verdict(5, 1, 2, 3))
-    tail.forget(7)
-    assert tokens_of(tail.behind(5, 8)) == [1, 2, 3]
-
-
 def test_the_end_is_told_however_much_is_durable() -> None:
     tail = tail_of(verdict(5, 1), verdict(6, 2, finish=FinishReason.EOS))
     tail.forget(7)

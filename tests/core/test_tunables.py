@@ -24,11 +24,8 @@ KEPT = {
     "BEGINNING_TOKENS",
     "MOST_LINEAGE",
 }
-SLOTS = {"TEXT", "END", "EMPTY_SLOT", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
+SLOTS = {"TEXT", "END", "TAGS", "LINKS", "WORD_MASK", "TAG_BITS"}
 HASHING = {"HASH_BASE", "HASH_SPREAD", "HASH_SHIFT", "POWERS", "TAG_SHIFT", "TAG_MASK"}
-OTHERS = {"PATIENCE_US"}
-# What is drafted is the same with loops as with vectors.
-ARITHMETIC = {"VECTOR_TOKENS"}
 # Multiples of what the table has.
 DERIVED = {
     "MOST_NGRAM",
@@ -38,7 +35,7 @@ DERIVED = {
     "BESIDE_A_STEP",
     "LEAST_PATH_SHARE",
 }
-BOUNDS = {*DERIVED, *REMEMBERED, *KEPT, *SLOTS, *HASHING, *OTHERS, *ARITHMETIC}
+BOUNDS = {*DERIVED, *REMEMBERED, *KEPT, *SLOTS, *HASHING}
 
 
 def numbers(path: Path) -> set[str]:
@@ -52,7 +49,7 @@ def numbers(path: Path) -> set[str]:
 
 def test_no_other_module_has_a_number_of_its_own() -> None:
     elsewhere = {name for path in DRAFTING if path != TABLE for name in numbers(path)}
-    assert elsewhere - BOUNDS == {"NONE", "NO_PATH"}
+    assert elsewhere - BOUNDS == {"NO_PATH"}
 
 
 def test_no_other_number_has_one_of_their_names() -> None:

@@ -7,7 +7,7 @@ other is the project's own library: how it comes back after a failure is its aff
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,6 +140,27 @@ class SimTurn:
         right = known.raw[len(prompt) :] if isinstance(known, Plain) else prompt
         return [1 if index % WRONG == 0 else token for index, token in enumerate(right[: self.request.predicted], 1)]
 
+    async def interfere(
+        self,
+        answer: SimAnswer,
+        failure: type[Exception],
+        cancel: Callable[[str], Awaitable[object]],
+        delete: Callable[[str], Awaitable[object]],
+    ) -> None:
+        """Cancel the session, or delete it, if its time has come."""
+        if answer.has(self.request.cancel_after) and not answer.cancelled:
+            answer.cancelled = True
+            self.facts.end(answer.session_id)
+            with suppress(failure):
+                await cancel(answer.session_id)
+                self.facts.told_cancelled(answer.session_id)
+        if answer.has(self.request.delete_after) and not answer.deleted:
+            answer.deleted = True
+            self.facts.end(answer.session_id)
+            with suppress(failure):
+                await delete(answer.session_id)
+                self.facts.told_deleted(answer.session_id)
+
 
 class SimClient:
     """One request of one client, of one completion or several."""
@@ -213,25 +234,14 @@ class SimClient:
                     answer.left = True
                 call.cancel()
                 return
-            await self._interfere(stub)
+            await self._turn.interfere(
+                self._first,
+                grpc.aio.AioRpcError,
+                lambda of: stub.Cancel(pb.CancelRequest(session_id=of), timeout=ANSWER),
+                lambda of: stub.DeleteSession(pb.DeleteSessionRequest(session_id=of), timeout=PATIENCE),
+            )
         if any(answer.end is None for answer in self.answers):
             self._turn.facts.report("a stream ended without Finished and without a status")
-
-    async def _interfere(self, stub: Any) -> None:
-        """Cancel the session, or delete it, if its time has come."""
-        answer, session_id = self._first, self._first.session_id
-        if answer.has(self._request.cancel_after) and not answer.cancelled:
-            answer.cancelled = True
-            self._turn.facts.end(session_id)
-            with suppress(grpc.aio.AioRpcError):
-                await stub.Cancel(pb.CancelRequest(session_id=session_id), timeout=ANSWER)
-                self._turn.facts.told_cancelled(session_id)
-        if answer.has(self._request.delete_after) and not answer.deleted:
-            answer.deleted = True
-            self._turn.facts.end(session_id)
-            with suppress(grpc.aio.AioRpcError):
-                await stub.DeleteSession(pb.DeleteSessionRequest(session_id=session_id), timeout=PATIENCE)
-                self._turn.facts.told_deleted(session_id)
 
     def _take(self, answer: SimAnswer, event: Any) -> None:
         kind = event.WhichOneof("event")
@@ -298,22 +308,12 @@ class LibraryClient:
                     if not request.request_id:
                         self._turn.facts.end(answer.session_id)  # the library cancels what only it can come back to
                     return
-                await self._interfere(client)
-
-    async def _interfere(self, client: AsyncClient) -> None:
-        answer = self._answer
-        if answer.has(self._request.cancel_after) and not answer.cancelled:
-            answer.cancelled = True
-            self._turn.facts.end(answer.session_id)
-            with suppress(SpecwireError):
-                await client.cancel(answer.session_id, timeout=PATIENCE)
-                self._turn.facts.told_cancelled(answer.session_id)
-        if answer.has(self._request.delete_after) and not answer.deleted:
-            answer.deleted = True
-            self._turn.facts.end(answer.session_id)
-            with suppress(SpecwireError):
-                await client.delete_session(answer.session_id, timeout=PATIENCE)
-                self._turn.facts.told_deleted(answer.session_id)
+                await self._turn.interfere(
+                    answer,
+                    SpecwireError,
+                    lambda of: client.cancel(of, timeout=PATIENCE),
+                    lambda of: client.delete_session(of, timeout=PATIENCE),
+                )
 
     def _take(self, event: Event) -> None:
         answer = self._answer

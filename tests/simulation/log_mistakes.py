@@ -9,13 +9,12 @@ from typing import Any
 
 import grpc
 
-from orchestrator import ownership, sweeper
+from orchestrator import ownership
 from orchestrator.ownership import Cancellations
-from orchestrator.session import appender
 from orchestrator.session.appender import Appender
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import SessionFailure
-from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
+from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError
 from orchestrator.store.health import LogHealth
 from orchestrator.store.sqlite import SessionRow, SqliteStore
 from orchestrator.sweeper import Sweeper
@@ -51,10 +50,6 @@ def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
             return AppendReply(effect.position + len(effect.tokens), False)
 
     patch.setattr(Appender, "_write_and_mend", believing)
-
-
-def unknown_outcome_taken_for_success(patch: Patch) -> None:
-    taken_for_success(patch, StoreUnavailable)
 
 
 def fenced_owner_goes_on(patch: Patch) -> None:
@@ -104,17 +99,6 @@ def ready_without_a_log(patch: Patch) -> None:
 # Fences
 
 
-def same_fence_granted_twice(patch: Patch) -> None:
-    """Nor does it count what the claimer knows."""
-    original = SqliteStore.claim
-
-    async def deaf(self: SqliteStore, session_id: str, owner: str, known: int = 0, now_us: int = 0) -> StoredSession:
-        return await original(self, session_id, owner)
-
-    patch.setattr(SqliteStore, "claim", deaf)
-    patch.setattr(SqliteStore, "_next_fence", lambda self, newest, *_: max(1, newest))
-
-
 def fences_by_the_log_s_clock_alone(patch: Patch) -> None:
     always_returning(patch, ownership, "known_here", (0, 0))
 
@@ -155,12 +139,6 @@ def cut_off_counted_by_attempts(patch: Patch) -> None:
     patch.setattr(Appender, "_may_be_forgotten", property(lambda self: False))
 
 
-def hidden_by_a_clock_set_back(patch: Patch) -> None:
-    """Durations by the wall clock."""
-    patch.setattr(appender, "awake_or_asleep_s", lambda: vars(appender)["time"].time())
-    patch.setattr(Appender, "_since", lambda self, moment: self._clock() - moment[1])
-
-
 # Ends
 
 
@@ -172,37 +150,12 @@ def living_sessions_swept(patch: Patch) -> None:
     always_returning(patch, Sweeper, "due", FinishReason.CANCELLED)
 
 
-def living_sessions_swept_after_a_jump_of_the_clock(patch: Patch) -> None:
-    patch.setattr(sweeper, "CONFIRM_S", 0.0)
-
-
-def readers_elsewhere_overlooked(patch: Patch) -> None:
-    always_awaited(patch, SqliteStore, "note_reader", None)
-
-
 def orphans_left_alone(patch: Patch) -> None:
     always_awaited(patch, SqliteStore, "missed", [])
 
 
 def cancellation_in_the_log_overlooked(patch: Patch) -> None:
     with_awaited(patch, Appender, "_attempt", lambda _: False)
-
-
-def cancellation_lost_with_the_log(patch: Patch) -> None:
-    always_awaited(patch, Cancellations, "repeat", None)
-
-
-def cancellation_acknowledged_without_the_log(patch: Patch) -> None:
-    original: Any = Cancellations.ask
-
-    async def hasty(self: Cancellations, session_id: str, driven: Any = None) -> None:
-        if driven is None:
-            await original(self, session_id)
-            return
-        with suppress(StoreError):
-            await self._store.cancel(session_id)
-
-    patch.setattr(Cancellations, "ask", hasty)
 
 
 def promise_dropped_while_the_log_is_silent(patch: Patch) -> None:

@@ -232,28 +232,6 @@ def long_lived(seed: int) -> Scenario:
     return Scenario(seed, orchestrators=2, drafters=0, forward=0.3, detach_grace=12.0, requests=requests)
 
 
-def long_lived_and_a_jump(seed: int) -> Scenario:
-    """By the log's clock every owner was silent for a minute."""
-    jump = Fault(12.0 + seed / 2, "log_clock_set", "", 60.0)
-    return replace(long_lived(seed), faults=(jump,))
-
-
-def read_elsewhere(seed: int) -> Scenario:
-    """Cut off before an answer came, a client asks elsewhere, and follows who is so slow that the log still grows
-    when the grace is over.
-    """
-    return Scenario(
-        seed,
-        orchestrators=2,
-        drafters=0,
-        forward=2.0,
-        delay=(0.02, 0.04),
-        detach_grace=12.0,
-        requests=(SimRequest(0.5, 0, (3, 4), 40, request_id="a", drafting=2),),
-        faults=(Fault(0.549, "cut", "orchestrator-0-client"),),
-    )
-
-
 LONG = SimRequest(0.5, 0, (3, 4), 110, request_id="a", drafting=2)
 
 
@@ -273,12 +251,6 @@ def log_lost_under_way(seed: int) -> Scenario:
     """Its owner lives, and nothing else fails: the session goes on."""
     requests = (SimRequest(0.5, 0, (3, 4), 110, request_id="a"),)
     return Scenario(seed, forward=0.1, requests=requests, faults=(Fault(1.5 + seed % 10 / 10, "log_emptied", "", 0.3),))
-
-
-def cancelled_elsewhere_and_lost(seed: int) -> Scenario:
-    """The log is lost with the wish, before the session's owner has heard of it."""
-    lost = Fault(1.0 + seed % 10 / 25, "log_emptied", "", 0.3)
-    return replace(cancelled_elsewhere(seed), faults=(lost,))
 
 
 def deleted_elsewhere(seed: int) -> Scenario:
@@ -307,14 +279,6 @@ def unequal(seed: int, *others: str) -> Scenario:
 
 def unequal_somehow(seed: int) -> Scenario:
     return unequal(seed, "eos", "tokenizer")
-
-
-def unequal_ends(seed: int) -> Scenario:
-    return unequal(seed, "eos")
-
-
-def unequal_contexts(seed: int) -> Scenario:
-    return unequal(seed, "context")
 
 
 def unequal_tokenizers(seed: int) -> Scenario:
@@ -379,13 +343,6 @@ def ended_elsewhere_and_forgotten(seed: int) -> Scenario:
     """An owner does not reach the log while the session is claimed, ended and forgotten there."""
     cut = Fault(1.0 + seed % 20 / 25, "log_cut", "orchestrator-0", 24.0)
     return replace(read_at_two(seed, cut, first=replace(LONG, max_tokens=12)), retention=2.0)
-
-
-def forgotten_by_a_clock(seed: int) -> Scenario:
-    """Likewise, and its owner's clock is set back meanwhile."""
-    plain = ended_elsewhere_and_forgotten(seed)
-    back = Fault(plain.faults[0].start + 5.0, "clock_set", "orchestrator-0", -30.0)
-    return replace(plain, faults=(*plain.faults, back))
 
 
 def damaged_and_taken(seed: int) -> Scenario:

@@ -40,42 +40,25 @@ MISTAKES = [
     Mistake(core.credit_ignored, "a verifier decided, its credit"),
     Mistake(core.chain_outlives_its_contradiction, "draft nodes live", made.drafted),
     Mistake(core.tail_delivered_from_its_start, "the verifier decided", scenarios=made.links_cut_and_a_slow_log),
-    Mistake(
-        core.tail_kept_to_itself,
-        "nothing more has happened|the verifier decided",
-        scenarios=made.links_cut_and_a_slow_log,
-    ),
     # Trees
     Mistake(core.sibling_taken_for_child, "draft nodes live|a window is no path", scenarios=made.branching),
-    Mistake(core.pruned_by_depth_only, "draft nodes live|without its parent", scenarios=made.branching),
-    Mistake(core.subtrees_of_siblings_kept, "a node without its parent|draft nodes live", scenarios=made.branching),
-    Mistake(core.contradicted_tree_outlives_it, "draft nodes live", scenarios=made.branching),
-    Mistake(core.path_remembered_across_a_verdict, "a window is no path", scenarios=made.branching),
-    Mistake(core.unknown_parent_taken_for_the_text, "draft nodes live|without its parent", scenarios=made.branching),
     Mistake(core.candidate_taken_for_a_node, "it does not descend|draft nodes live", scenarios=made.branching),
     Mistake(core.run_ahead_of_the_line_only, "drafted ahead", scenarios=made.branching),
-    Mistake(core.drafter_s_tree_outlives_a_rollback, "behind what was not sent|cache is not", scenarios=made.branching),
-    Mistake(core.runner_up_behind_the_one_before_it, "it does not descend", scenarios=made.branching),
     Mistake(peers.pruned_rows_kept, "cache is not its text's", scenarios=made.branching),
     # Heads
     Mistake(core.head_s_tokens_taken_untested, "a verifier decided what cannot be", scenarios=made.poor_heads),
     Mistake(core.head_for_every_rule, "a head drafts under a rule that looks at it", scenarios=made.headed_and_weighed),
     Mistake(peers.failed_head_asked_again, "a head that failed is asked again", scenarios=made.frail_heads),
-    Mistake(peers.failed_head_ends_the_step, "HeadFault", scenarios=made.frail_heads),
     # The log and its owners
     Mistake(log.fence_not_checked, "under fence", scenarios=made.taken_over),
     Mistake(log.append_repeated, "the log holds what cannot be", made.has("acks_lost")),
-    Mistake(log.unknown_outcome_taken_for_success, "durable, acknowledged", made.has("effects_lost", "log_down")),
     Mistake(log.fenced_owner_goes_on, "prefix_hash|acknowledged", scenarios=made.taken_over),
     Mistake(log.lost_log_begun_anew, "acknowledged|DATA_LOSS|in the log", scenarios=made.log_lost_under_way),
-    Mistake(log.same_fence_granted_twice, "was granted before", scenarios=made.taken_over),
     Mistake(log.tasks_left_behind, "left running", scenarios=made.left_behind),
     Mistake(log.emits_in_stopping_what_is_not_acknowledged, "emitted, acknowledged", scenarios=made.told_to_stop),
     Mistake(log.living_sessions_swept, "cancelled by nobody", scenarios=made.long_lived),
-    Mistake(log.readers_elsewhere_overlooked, "cancelled by nobody", scenarios=made.read_elsewhere),
     Mistake(log.orphans_left_alone, "runs for ever", scenarios=made.orphaned),
     Mistake(log.cancellation_in_the_log_overlooked, "it goes on, cancelled", scenarios=made.cancelled_elsewhere),
-    Mistake(log.cancellation_lost_with_the_log, "it goes on, cancelled", scenarios=made.cancelled_elsewhere_and_lost),
     Mistake(log.deleted_session_written_again, "that was deleted is written", scenarios=made.deleted_elsewhere),
     Mistake(
         log.deadline_forgotten_by_the_next_owner,
@@ -83,24 +66,16 @@ MISTAKES = [
         scenarios=made.passed_on_before_its_deadline,
     ),
     Mistake(
-        log.cancellation_acknowledged_without_the_log, "it goes on, cancelled", scenarios=made.cancelled_in_an_outage
-    ),
-    Mistake(
         log.promise_dropped_while_the_log_is_silent, "it goes on, cancelled", scenarios=made.cancelled_before_an_outage
     ),
     Mistake(log.deletion_not_promised, "it goes on, deleted", scenarios=made.deleted_before_a_loss),
     Mistake(log.cut_off_counted_by_attempts, "had ended runs again", scenarios=made.ended_elsewhere_and_forgotten),
-    Mistake(log.hidden_by_a_clock_set_back, "had ended runs again", scenarios=made.forgotten_by_a_clock),
     Mistake(log.damaged_log_claimed, "was refused, and has changed", scenarios=made.damaged_and_taken),
     Mistake(log.fences_by_the_log_s_clock_alone, "was granted before", scenarios=made.failed_over),
     Mistake(log.stale_at_the_verifier_for_good, "superseded", scenarios=made.failed_over_without_the_claimer),
-    Mistake(
-        log.living_sessions_swept_after_a_jump_of_the_clock, "cancelled by nobody", scenarios=made.long_lived_and_a_jump
-    ),
     Mistake(log.ready_without_a_log, "it is ready, and its log", scenarios=made.cancelled_in_an_outage),
     Mistake(log.session_begun_without_memory, "that cannot be logged", scenarios=made.out_of_memory),
     # Requests, and what clients are told
-    Mistake(requests.stop_string_overlooked_at_an_append_s_end, "the log ends", first=13),
     Mistake(
         requests.tokens_after_the_end_of_an_accepted_run,
         "a verifier decided what cannot be",
@@ -116,7 +91,6 @@ MISTAKES = [
     Mistake(requests.cache_shared_across_tenants, "cached, and never had", scenarios=made.two_tenants),
     Mistake(requests.request_id_joined_with_another_body, "the prompt, asked for", scenarios=made.two_bodies),
     Mistake(requests.parent_s_last_token_left_out, "the prompt, asked for", scenarios=made.next_turns),
-    Mistake(requests.completions_without_a_number, "sampling, asked for", scenarios=made.several_completions),
     Mistake(
         requests.completions_share_their_noise, "a verifier decided what cannot be", scenarios=made.several_completions
     ),
@@ -130,7 +104,6 @@ MISTAKES = [
         "text, of tokens",
         scenarios=made.stopped_by_strings_and_taken_over,
     ),
-    Mistake(requests.end_of_a_replay_cut_elsewhere, "text, of tokens", scenarios=made.taken_over, first=17),
     Mistake(
         requests.text_made_by_the_latest_tokenizer, "text, of tokens|a client reads", scenarios=made.unequal_tokenizers
     ),
@@ -157,9 +130,5 @@ MISTAKES = [
         "cannot be|the log ends|a client reads",
         scenarios=made.unequal_somehow,
     ),
-    Mistake(
-        peers.end_of_sequence_of_the_new_verifier, "decided what cannot be|the log ends", scenarios=made.unequal_ends
-    ),
-    Mistake(peers.context_of_the_new_verifier, "the log ends|INVALID_ARGUMENT", scenarios=made.unequal_contexts),
     Mistake(peers.former_verifier_trusted, "decided what cannot be|the log ends", scenarios=made.swapped),
 ]

@@ -165,7 +165,22 @@ class Party(ABC):
             self.crash()
 
 
-class VerifierParty(Party):
+class ModelParty(Party):
+    """One that runs a model, in a strand of its own."""
+
+    strand: Any = None
+
+    def slow(self, factor: float) -> None:
+        super().slow(factor)
+        if self.strand is not None:
+            self.strand.lm.slowness = factor
+
+    def crash(self) -> None:
+        super().crash()
+        self.strand = None
+
+
+class VerifierParty(ModelParty):
     """kept: seconds for which it keeps what lost its link. config: of CONFIGS, at its next start. head: of HEADS."""
 
     def __init__(
@@ -182,7 +197,6 @@ class VerifierParty(Party):
         super().__init__(world, name, grace)
         self.config, self.head = config, head
         self._hardware, self._kept, self._patience = hardware, kept, patience
-        self.strand: EngineStrand | None = None
         self._servicer: VerifyServicer | None = None
 
     @property
@@ -208,17 +222,8 @@ class VerifierParty(Party):
         registrar = register_model(NOWHERE, Role.VERIFIER, lambda: info, listening.address, lambda: Load(0, 0, 0))
         self._services = [RunningVerifier(worker, servicer, listening, info, None, registrar, Renewal(()))]
 
-    def slow(self, factor: float) -> None:
-        super().slow(factor)
-        if self.strand is not None:
-            self.strand.lm.slowness = factor
 
-    def crash(self) -> None:
-        super().crash()
-        self.strand = None
-
-
-class DrafterParty(Party):
+class DrafterParty(ModelParty):
     """It listens, or dials in to the orchestrators named, showing `token`."""
 
     def __init__(
@@ -226,7 +231,6 @@ class DrafterParty(Party):
     ) -> None:
         super().__init__(world, name, grace)
         self._hardware, self._dials, self._token = hardware, dials, token
-        self.strand: DrafterStrand | None = None
 
     async def _run(self) -> None:
         """As draft_service.server.start, or dial_in."""
@@ -248,15 +252,6 @@ class DrafterParty(Party):
         listening: Any = await self.world.network.listen(self.name, server)
         registrar = register_model(NOWHERE, Role.DRAFTER, lambda: info, listening.address, lambda: Load(0, 0, 0))
         self._services = [RunningDrafter(loaded, servicer, listening, None, registrar, Renewal(()))]
-
-    def slow(self, factor: float) -> None:
-        super().slow(factor)
-        if self.strand is not None:
-            self.strand.lm.slowness = factor
-
-    def crash(self) -> None:
-        super().crash()
-        self.strand = None
 
 
 class OrchestratorParty(Party):

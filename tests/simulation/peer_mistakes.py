@@ -12,7 +12,6 @@ from orchestrator import pool
 from orchestrator.peers import models
 from orchestrator.peers.models import identity_of as of_a_session
 from orchestrator.peers.peer import Peer, VerifierPeer
-from specwire.core import placement
 from specwire.core.draft import DraftSession
 from specwire.core.law import acceptance
 from specwire.core.law.sampling import History
@@ -100,10 +99,6 @@ def failed_head_asked_again(patch: Patch) -> None:
     patch.setattr(HeadDrafting, "draft", forgiving)
 
 
-def failed_head_ends_the_step(patch: Patch) -> None:
-    patch.setattr(HeadDrafting, "draft", lambda self, *step: self._draft(self._heads, *step))
-
-
 # The drafter
 
 
@@ -153,13 +148,3 @@ def unlike(patch: Patch, **same: Any) -> None:
 
 def verifiers_compared_by_weights_alone(patch: Patch) -> None:
     unlike(patch, tokenizer="", eos_ids=())
-
-
-def end_of_sequence_of_the_new_verifier(patch: Patch) -> None:
-    unlike(patch, eos_ids=())
-
-
-def context_of_the_new_verifier(patch: Patch) -> None:
-    patch.setattr(
-        placement, "_fits", lambda candidate, wish: candidate.up and candidate.fingerprint == wish.fingerprint
-    )

@@ -18,9 +18,8 @@ from specwire.client import Chunk
 from specwire.client.stream import Resumption
 from specwire.core.law.acceptance import RowSampling
 from specwire.core.law.noise import Key
-from specwire.core.messages import EmitEnd, FinishReason
+from specwire.core.messages import FinishReason
 from specwire.core.text import Ending
-from specwire.text.output import OutputText
 from specwire.v1 import generation_pb2 as pb
 from tests.patches import Patch, always_returning, with_awaited, with_result
 
@@ -61,15 +60,6 @@ def parent_s_last_token_left_out(patch: Patch) -> None:
     with_awaited(patch, calls, "tokens_of", lambda tokens: tokens[:-1])
 
 
-def completions_without_a_number(patch: Patch) -> None:
-    original = requests._single
-
-    def careless(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
-        return original(request, 0)
-
-    patch.setattr(requests, "_single", careless)
-
-
 def completions_share_their_noise(patch: Patch) -> None:
     patch.setattr(RowSampling, "key", property(lambda self: Key(self.sampling.seed, 0, self.position)))
 
@@ -83,16 +73,6 @@ def lossy_not_marked(patch: Patch) -> None:
 
 
 # Text and its end
-
-
-def stop_string_overlooked_at_an_append_s_end(patch: Patch) -> None:
-    original = OutputText.push
-
-    def careless(self: OutputText, tokens: Sequence[int]) -> Any:
-        release = original(self, tokens)
-        return replace(release, kept=len(tokens)) if release.stopped_at is None else replace(release, stopped_at=None)
-
-    patch.setattr(OutputText, "push", careless)
 
 
 def stop_string_cut_on_the_wrong_side_after_a_takeover(patch: Patch) -> None:
@@ -118,13 +98,6 @@ def tokens_after_the_end_of_an_accepted_run(patch: Patch) -> None:
 
 def ends_too_early(patch: Patch) -> None:
     always_returning(patch, Ending, "banned", ())
-
-
-def end_of_a_replay_cut_elsewhere(patch: Patch) -> None:
-    def longer(end: EmitEnd) -> EmitEnd:
-        return replace(end, text=end.text + " ")
-
-    with_result(patch, Replay, "end", longer)
 
 
 def text_made_by_the_latest_tokenizer(patch: Patch) -> None:

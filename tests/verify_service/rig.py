@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,13 @@ COUPLED = Sampling(temperature=1.0, seed=11)
 FAR = Allowance(0, 1 << 20)
 
 
-def oracle(lm: LanguageModel, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
-    """`count` tokens that the scripted model alone decides, by the reference rules; past any end of sequence."""
+def oracle(lm: LanguageModel, prompt: Sequence[int], length: int, sampling: Sampling = GREEDY) -> list[int]:
+    """`length` tokens that the scripted model alone decides, by the reference rules; past any end of sequence."""
     script = lm.script  # type: ignore[attr-defined]  # of the scripted model
     prefix, tokens = 0, []
     for token in prompt:
         prefix = script.extend(prefix, token)
-    for position in range(len(prompt), len(prompt) + count):
+    for position in range(len(prompt), len(prompt) + length):
         tokens.append(choose(script.logits(prefix).astype(np.float64), position, sampling))
         prefix = script.extend(prefix, tokens[-1])
     return tokens
@@ -86,8 +87,8 @@ class Rig:
         self.now = 0.0
         self.growth, self.patience = growth, patience
         costs = StepCosts(ForwardTimes(FLAT if growth is None else {m: self._cost(m) for m in ROWS}))
-        if growth is not None:
-            self._take_time()
+        self.feeds: list[Feed] = []
+        self._watch()
         sampler = LogitsSampler()
         self.engine = Engine(
             self.lm,
@@ -113,14 +114,28 @@ class Rig:
     def _cost(self, rows: int) -> float:
         return 1000.0 * (1 + (self.growth or 0.0) * (rows - 1))
 
-    def _take_time(self) -> None:
+    def _watch(self) -> None:
+        """What is fed is noted in `feeds`, and takes its time."""
         forward = self.lm.forward
 
-        def timed(feeds: Sequence[Feed]) -> torch.Tensor:
-            self.now += self._cost(sum(len(feed.tokens) for feed in feeds))
+        def watched(feeds: Sequence[Feed]) -> torch.Tensor:
+            self.feeds += feeds
+            self.now += 0.0 if self.growth is None else self._cost(sum(len(feed.tokens) for feed in feeds))
             return forward(feeds)
 
-        self.lm.forward = timed  # type: ignore[method-assign]  # the test steps in between
+        self.lm.forward = watched  # type: ignore[method-assign]  # the test steps in between
+
+    def during(self, action: Callable[[], object], before: bool = False) -> None:
+        """Do that in the middle of the next forward; before: it computes."""
+        forward = self.lm.forward
+
+        def interrupted(feeds: Sequence[Feed]) -> torch.Tensor:
+            self.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
+            logits = None if before else forward(feeds)
+            action()
+            return forward(feeds) if logits is None else logits
+
+        self.lm.forward = interrupted  # type: ignore[method-assign]  # the test steps in between
 
     def _clock(self) -> float:
         """Every look at the clock takes a microsecond."""
@@ -171,6 +186,17 @@ class Rig:
             if rest is not None:
                 self.now = max(self.now, rest.until_us)
         raise AssertionError(f"still busy after {most} steps")
+
+    def proposing(self, prompt: Sequence[int], guess: Callable[[int], Sequence[int]]) -> Callable[[], None]:
+        """Before each step, a new chain behind what session 1 has decided: the guesses of what follows."""
+        numbers = count()
+
+        def propose() -> None:
+            done = self.tokens.get(1)
+            if done is not None and 1 not in self.finished and not self.refused:
+                self.propose(1, chain(next(numbers), [*prompt, *done], guess(len(done))))
+
+        return propose
 
     def held_slots(self) -> int:
         return len(self.engine.roster)

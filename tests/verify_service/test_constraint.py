@@ -22,7 +22,7 @@ from specwire.core.text import Stopping
 from specwire.core.verify.session import Allowance
 from specwire.lm import LanguageModel, load_model
 from tests.verify_service.automaton import ASKED, Automaton, Late, Walk
-from tests.verify_service.rig import FAR, Rig, chain, opening
+from tests.verify_service.rig import FAR, Rig, opening
 from verify_service.engine.messages import Begun, Opening, Refusal
 
 VOCABULARY = 8
@@ -95,19 +95,6 @@ def begin(rig: Rig, opened: Opening, automaton: Automaton, link: int = 0) -> Non
     rig.engine.inbox.put(Begun(link, opened.handle, opened.generation, walk))
 
 
-def proposing(rig: Rig, guess: Callable[[int], Sequence[int]]) -> Callable[[], None]:
-    number = 0
-
-    def propose() -> None:
-        nonlocal number
-        done = rig.tokens.get(1)
-        if done is not None and 1 not in rig.finished and not rig.refused:
-            number += 1
-            rig.propose(1, chain(number, [*PROMPT, *done], guess(len(done))))
-
-    return propose
-
-
 def ended(rig: Rig) -> tuple[list[int], FinishReason | None]:
     """What was decided, and why it ended; a session that is stuck is refused by that name."""
     reason = rig.finished.get(1)
@@ -134,7 +121,7 @@ def test_a_constrained_text_does_not_depend_on_proposals(
     for ngram, guess in zip((False, False, True, False), guesses, strict=True):
         rig = Rig(MODEL, slots=1, context=64, ngram=ngram)
         begin(rig, replace(opening(1, PROMPT, sampling=sampling), stopping=stopping), automaton)
-        rig.run(proposing(rig, guess))
+        rig.run(rig.proposing(PROMPT, guess))
         assert ended(rig) == expected
 
 
@@ -233,7 +220,7 @@ def test_a_dead_end_is_told_by_where_and_why(proposed: tuple[int, ...]) -> None:
     dead = Automaton([{3: 1}, {3: 2}, {3: 3}, {}], frozenset(), VOCABULARY, END)
     rig = Rig(MODEL, slots=1, context=64)
     begin(rig, OPENED, dead)
-    rig.run(proposing(rig, lambda _: proposed))
+    rig.run(rig.proposing(PROMPT, lambda _: proposed))
     assert rig.tokens[1] == [3, 3, 3]
     message = "grammar: the text may neither go on nor end at position 6"
     assert [(each.code, each.message) for each in rig.refused] == [(Code.OUT_OF_RANGE, message)]
@@ -268,7 +255,7 @@ def test_a_constraint_that_answers_late_changes_no_text_and_keeps_nobody_waiting
     opened = replace(opening(1, PROMPT, sampling=sampling), stopping=stopping)
     rig.tick(opens=(opened, replace(opening(2, PROMPT), stopping=Stopping(16, ignore_eos=True))))
     rig.engine.inbox.put(Begun(0, 1, opened.generation, Late(automaton, [*late, False])))
-    propose = proposing(rig, lambda done: [*expected[0][done : done + right], *wrong][:6])
+    propose = rig.proposing(PROMPT, lambda done: [*expected[0][done : done + right], *wrong][:6])
     for _ in range(400):
         propose()
         rest = rig.step()

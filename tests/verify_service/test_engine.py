@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -12,25 +11,18 @@ import torch
 from specwire.core.invalid import Code
 from specwire.core.law.sampling import Sampling, TokenScore
 from specwire.core.messages import FinishReason, Outcome
+from specwire.core.policy.estimates import AcceptanceByPosition
+from specwire.core.policy.windows import Guess, Share, StepCandidate, StepPlan
 from specwire.core.verify.session import Allowance, VerifySession
 from specwire.lm import Feed
 from specwire.rpc.service_thread import Stop
-from tests.verify_service.rig import COUPLED, FAR, GREEDY, Rig, chain, oracle, owing
+from tests.verify_service.rig import FAR, Rig, chain, oracle, owing
+from verify_service.engine.batch import PATIENCE_US, patiently
 from verify_service.engine.engine import LOOK_AGAIN_US
-from verify_service.engine.messages import LinkLost, Refusal, Scoring
+from verify_service.engine.messages import Refusal, Scoring
 from verify_service.engine.scoring import ScoringJob
 
 PROMPT = (7, 3, 9)
-
-
-def test_without_proposals_every_token_is_direct() -> None:
-    rig = Rig(ngram=False)
-    rig.open(1, PROMPT)
-    rig.run()
-    assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
-    assert set(rig.outcomes[1]) == {Outcome.DIRECT}
-    assert rig.finished[1] is FinishReason.LENGTH
-    assert rig.held_slots() == 0
 
 
 def test_perfect_proposals_are_accepted_many_at_a_time() -> None:
@@ -42,33 +34,6 @@ def test_perfect_proposals_are_accepted_many_at_a_time() -> None:
     assert rig.tokens[1] == truth
     assert rig.engine.steps <= 4
     assert rig.outcomes[1].count(Outcome.ACCEPTED) >= 37
-
-
-class Proposer:
-    """Before every step, proposes `length` tokens behind the decided text, of which the first `right` are right."""
-
-    def __init__(self, rig: Rig, truth: Sequence[int], right: int, length: int, seed: int = 0) -> None:
-        self.rig, self.truth, self.right, self.length = rig, truth, right, length
-        self.random = random.Random(seed)
-        self.number = 0
-
-    def __call__(self) -> None:
-        done = len(self.rig.tokens.get(1, []))
-        text = (*PROMPT, *self.truth[:done])
-        guess = list(self.truth[done : done + self.right])
-        guess += [self.random.randrange(1, 64) for _ in range(self.length - self.right)]
-        self.rig.propose(1, chain(self.number, text, guess))
-        self.number += 1
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, COUPLED, Sampling(0.8, 5, 0.9, 3)])
-@pytest.mark.parametrize(("right", "length"), [(0, 4), (1, 4), (3, 4), (4, 4), (6, 20)])
-def test_text_does_not_depend_on_proposals(sampling: Sampling, right: int, length: int) -> None:
-    rig = Rig()
-    truth = oracle(rig.lm, PROMPT, 60, sampling)
-    rig.open(1, PROMPT, max_tokens=60, sampling=sampling)
-    rig.run(Proposer(rig, truth, right, length))
-    assert rig.tokens[1] == truth
 
 
 def test_late_duplicated_reordered_and_hostile_proposals_change_no_text() -> None:
@@ -157,55 +122,6 @@ def test_credit_is_respected_and_more_of_it_wakes_the_session() -> None:
     assert rig.tokens[1] == truth
 
 
-def test_no_credit_at_all() -> None:
-    rig = Rig()
-    rig.open(1, PROMPT, allowance=Allowance(0, 0))
-    rig.run()
-    assert rig.tokens[1] == []
-    assert rig.held_slots() == 1
-
-
-@pytest.mark.parametrize("proposed", [False, True])
-def test_end_of_sequence_ends_the_text_inside_an_accepted_run(proposed: bool) -> None:
-    rig = Rig("scripted:5:eos=0.1")
-    truth = oracle(rig.lm, PROMPT, 60)
-    end = truth.index(0) + 1
-    rig.open(1, PROMPT, max_tokens=60)
-    if proposed:
-        rig.propose(1, chain(0, PROMPT, truth))
-    rig.run()
-    assert (rig.tokens[1], rig.finished[1]) == (truth[:end], FinishReason.EOS)
-
-
-def test_stop_id_ends_the_text_inside_an_accepted_run() -> None:
-    rig = Rig()
-    truth = oracle(rig.lm, PROMPT, 40)
-    stop = truth[6]
-    rig.open(1, PROMPT, stop_ids=frozenset({stop}))
-    rig.propose(1, chain(0, PROMPT, truth))
-    rig.run()
-    assert (rig.tokens[1], rig.finished[1]) == (truth[: truth.index(stop) + 1], FinishReason.STOP_ID)
-
-
-@pytest.mark.parametrize("most", [1, 2, 5, 16, 17])
-def test_max_tokens_inside_an_accepted_run(most: int) -> None:
-    rig = Rig()
-    truth = oracle(rig.lm, PROMPT, 40)
-    rig.open(1, PROMPT, max_tokens=most)
-    rig.propose(1, chain(0, PROMPT, truth))
-    rig.run()
-    assert (rig.tokens[1], rig.finished[1]) == (truth[:most], FinishReason.LENGTH)
-
-
-def test_context_ends_the_text() -> None:
-    rig = Rig(context=20)
-    truth = oracle(rig.lm, PROMPT, 40)
-    rig.open(1, PROMPT)
-    rig.propose(1, chain(0, PROMPT, truth))
-    rig.run()
-    assert (rig.tokens[1], rig.finished[1]) == (truth[:17], FinishReason.LENGTH)
-
-
 def test_deadline_ends_the_session_even_without_credit() -> None:
     rig = Rig()
     rig.open(1, PROMPT, allowance=Allowance(3, 3), deadline_us=5000.0)
@@ -218,95 +134,14 @@ def test_deadline_ends_the_session_even_without_credit() -> None:
     assert rig.held_slots() == 0
 
 
-def during_forward(rig: Rig, action: object) -> None:
-    """Run `action` in the middle of the next forward."""
-    forward = rig.lm.forward
-
-    def interrupted(feeds: Sequence[Feed]) -> torch.Tensor:
-        rig.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
-        logits = forward(feeds)
-        action()  # type: ignore[operator]  # one of several callables
-        return logits
-
-    rig.lm.forward = interrupted  # type: ignore[method-assign]  # the test steps in between
-
-
-def test_close_during_a_forward_frees_the_slot_for_another_session() -> None:
-    rig = Rig(slots=1)
-    rig.open(1, PROMPT)
-    rig.step()
-
-    def swap() -> None:
-        rig.tick(closes=(1,))
-        rig.open(2, (5, 5))
-
-    during_forward(rig, swap)
-    rig.run()
-    assert len(rig.tokens[1]) == 1
-    assert rig.tokens[2] == oracle(rig.lm, (5, 5), 40)
-    assert rig.held_slots() == 0
-
-
 def test_proposal_that_arrives_during_the_forward_meets_the_last_row() -> None:
     rig = Rig()
     truth = oracle(rig.lm, PROMPT, 40)
     rig.open(1, PROMPT)
     rig.step()
-    during_forward(rig, lambda: rig.propose(1, chain(0, (*PROMPT, truth[0]), truth[1:3])))
+    rig.during(lambda: rig.propose(1, chain(0, (*PROMPT, truth[0]), truth[1:3])))
     rig.step()
     assert rig.outcomes[1] == [Outcome.DIRECT, Outcome.ACCEPTED]
-
-
-def test_lost_link_drops_its_sessions_and_no_other() -> None:
-    rig = Rig()
-    rig.open(1, PROMPT, link=1, session_id="a")
-    rig.open(2, PROMPT, link=2, session_id="b")
-    rig.step()
-    rig.engine.inbox.put(LinkLost(1))
-    rig.run()
-    assert 2 in rig.finished
-    assert 1 not in rig.finished
-    assert rig.held_slots() == 0
-
-
-def test_full_house_is_refused_until_a_session_closes() -> None:
-    rig = Rig(slots=1)
-    rig.open(1, PROMPT, allowance=Allowance(0, 0))
-    rig.open(2, PROMPT)
-    rig.run()
-    assert [(each.handle, each.code) for each in rig.refused] == [(2, Code.RESOURCE_EXHAUSTED)]
-    rig.tick(closes=(1,), opens=())
-    rig.open(3, PROMPT)
-    rig.run()
-    assert 3 in rig.finished
-
-
-def test_newest_generation_wins_and_an_older_one_is_refused() -> None:
-    rig = Rig()
-    quiet = Allowance(0, 0)
-    rig.open(1, PROMPT, session_id="s", fence=2, attach=5, allowance=quiet)
-    rig.open(2, PROMPT, session_id="s", fence=3, attach=1, link=1, allowance=quiet)
-    rig.open(3, PROMPT, session_id="s", fence=2, attach=9)
-    rig.run()
-    assert [(each.handle, each.code, each.fence) for each in rig.refused] == [
-        (1, Code.FAILED_PRECONDITION, 3),
-        (3, Code.FAILED_PRECONDITION, 3),
-    ]
-    rig.tick(link=1, closes=(2,))
-    rig.open(4, PROMPT, session_id="s", fence=3, attach=0)
-    rig.run()
-    assert rig.refused[-1].handle == 4
-    assert rig.held_slots() == 0
-
-
-def test_reattach_on_the_same_handle_replaces_the_session_silently() -> None:
-    rig = Rig()
-    rig.open(1, PROMPT, attach=1, allowance=Allowance(0, 0))
-    rig.run()
-    rig.open(1, PROMPT, attach=2)
-    rig.run()
-    assert rig.refused == []
-    assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40)
 
 
 def test_messages_for_unknown_handles_are_ignored_and_counted() -> None:
@@ -323,79 +158,6 @@ def test_session_opened_and_closed_in_one_message_leaves_nothing() -> None:
     rig.tick(closes=(1,))
     rig.run()
     assert rig.held_slots() == 0
-
-
-def test_failing_forward_ends_its_sessions_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    rig.open(1, PROMPT)
-
-    def explode() -> None:
-        raise RuntimeError("a kernel's fault")
-
-    during_forward(rig, explode)
-    rig.run()
-    assert [(each.handle, each.code) for each in rig.refused] == [(1, Code.INTERNAL)]
-    assert "a kernel's fault" in caplog.text
-    rig.open(2, PROMPT)
-    rig.run()
-    assert rig.tokens[2] == oracle(rig.lm, PROMPT, 40)
-
-
-def test_non_finite_logits_end_that_session_alone() -> None:
-    rig = Rig()
-    rig.open(1, PROMPT, sampling=COUPLED)
-    rig.open(2, (5, 5))
-    rig.step()
-    broken = next(held.slot for held in rig.engine.roster if held.handle == 1)
-    forward = rig.lm.forward
-
-    def nan(feeds: Sequence[Feed]) -> torch.Tensor:
-        logits = forward(feeds)
-        index = [feed.slot for feed in feeds].index(broken)
-        logits[index] = torch.nan
-        rig.lm.failed = frozenset({broken})  # type: ignore[misc]  # the test stands in for a property
-        rig.lm.discard(broken)
-        rig.lm.forward = forward  # type: ignore[method-assign]  # the test steps in between
-        return logits
-
-    rig.lm.forward = nan  # type: ignore[method-assign]  # the test steps in between
-    rig.step()
-    rig.lm.failed = frozenset()  # type: ignore[misc]  # the test stands in for a property
-    rig.run()
-    assert [(each.handle, each.code) for each in rig.refused] == [(1, Code.ABORTED)]
-    assert "not finite" in rig.refused[0].message
-    assert rig.tokens[2] == oracle(rig.lm, (5, 5), 40)
-
-
-def test_non_finite_logits_behind_a_draft_token_cost_only_the_drafts() -> None:
-    """Token 63 is poison: a forward that holds it gives no finite row, however often a drafter proposes it."""
-    rig = Rig()
-    rig.open(1, PROMPT)
-    rig.step()
-    truth, forward = oracle(rig.lm, PROMPT, 40), rig.lm.forward
-    poisoned = 0
-
-    def poisonable(feeds: Sequence[Feed]) -> torch.Tensor:
-        nonlocal poisoned
-        logits = forward(feeds)
-        rig.now += 1000.0
-        rig.lm.failed = frozenset(feed.slot for feed in feeds if 63 in feed.tokens)  # type: ignore[misc]  # the test stands in for a property
-        for slot in rig.lm.failed:
-            poisoned += 1
-            rig.lm.discard(slot)
-            logits[:] = torch.nan
-        return logits
-
-    def propose() -> None:
-        done = len(rig.tokens[1])
-        rig.propose(1, chain(done, (*PROMPT, *truth[:done]), [truth[done], 63] if done < 39 else []))
-
-    assert 63 not in truth
-    rig.lm.forward = poisonable  # type: ignore[method-assign]  # the test steps in between
-    rig.run(propose)
-    assert rig.refused == []
-    assert rig.tokens[1] == truth
-    assert 1 <= poisoned <= 5
 
 
 def test_scores_are_the_log_probabilities_of_the_next_tokens() -> None:
@@ -419,20 +181,12 @@ def test_continuations_share_what_stands_before_them() -> None:
     rig = Rig(context=2000)
     prefix, texts = tuple(index % 60 + 1 for index in range(600)), ((7, 8, 9), (10,), tuple(range(1, 61)) * 5)
     got: list[list[TokenScore] | Refusal] = []
-    fed: list[int] = []
-    forward = rig.lm.forward
-
-    def counted(feeds: Sequence[Feed]) -> Any:
-        fed.extend(len(feed.tokens) for feed in feeds)
-        return forward(feeds)
-
-    rig.lm.forward = counted  # type: ignore[method-assign]
     rig.engine.inbox.put(Scoring(prefix + texts[0], 600, got.append, others=texts[1:]))
     rig.run()
     (scores,) = got
     assert not isinstance(scores, Refusal)
     # A continuation of n tokens takes n rows: the prefix's last one, and its own but the last.
-    assert sum(fed) == 599 + sum(map(len, texts))
+    assert sum(len(feed.tokens) for feed in rig.feeds) == 599 + sum(map(len, texts))
     expected = [
         logits.log_softmax(dim=0)[token].item()
         for text in texts
@@ -501,7 +255,7 @@ def test_cache_holds_only_decided_text_after_every_step() -> None:
     rig = Rig()
     truth = oracle(rig.lm, PROMPT, 60)
     rig.open(1, PROMPT, max_tokens=60)
-    proposer = Proposer(rig, truth, 2, 6)
+    proposer = rig.proposing(PROMPT, lambda done: [*truth[done : done + 2], 1, 2, 3, 4])
 
     def check() -> None:
         for held in rig.engine.roster:
@@ -531,24 +285,23 @@ def test_waits_for_a_proposal_that_is_due_and_worth_it() -> None:
     assert rig.tokens[1] == truth[:6]
 
 
-def test_nothing_due_means_no_wait() -> None:
-    rig = Rig()
-    rig.open(1, PROMPT)
-    assert all(rig.step() is None for _ in range(40))
+def test_a_patient_verifier_waits_for_all_that_is_due_and_tests_it_without_a_ledger_or_a_guess() -> None:
+    acceptance = AcceptanceByPosition()
+    guess = Guess(0, (1,) * 8, acceptance)
+    short = StepCandidate(0, 100, 1, 1, -1e9, acceptance, missing=3, guess=guess)
+    assert patiently([short], 100.0) == StepPlan((), 100.0 + PATIENCE_US, (0,))
+    late = patiently([short], 100.0, waited_us=PATIENCE_US)
+    assert late.shares == (Share(0, 1, 1, True),)
+    full = short._replace(drafted=4, missing=0)
+    prompt = full._replace(slot=1, uncached=9)
+    assert patiently([full, prompt], 100.0).shares == (Share(0, 1, 4, True), Share(1, 9, 0, True))
 
 
 def test_silent_drafter_costs_little() -> None:
     """Tokens are promised and never come: the waits end by the chance that they fall to, or by the ledger."""
-    rig = Rig(context=2000)
+    rig = Rig(context=2000, growth=0.0)
     rig.open(1, PROMPT, max_tokens=256, drafters=owing(4))
     waited = 0.0
-    forward = rig.lm.forward
-
-    def timed(feeds: Sequence[Feed]) -> torch.Tensor:
-        rig.now += 1000.0
-        return forward(feeds)
-
-    rig.lm.forward = timed  # type: ignore[method-assign]  # the test steps in between
     for _ in range(2000):
         rest = rig.step()
         if rest is not None and not rest.waiting:

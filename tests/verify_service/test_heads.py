@@ -365,7 +365,7 @@ def test_features_are_charged_for_forwards_and_not_for_plans() -> None:
     for _ in range(5):
         rig.engine._draft(drafting, {held.slot: held})
     assert held.session.ledger.spare_us(1000.0) == spare_us
-    taken_us = 200.0 * rig.engine.costs.pace(1)
+    taken_us = 200.0 * rig.engine.costs.seen(1).pace
     drafting.charge_features(1)
     assert held.session.ledger.spare_us(1000.0) == pytest.approx(spare_us - taken_us)
 

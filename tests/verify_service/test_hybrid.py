@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from specwire.core.messages import MOST_WINDOW
-from specwire.lm import Feed
 from specwire.lm.kv_cache import STATES, position_bytes
 from specwire.lm.runners.hybrid import state_bytes
 from tests.lm.families import HYBRID
@@ -28,15 +26,7 @@ def test_right_and_wrong_proposals_change_no_text(states: int, most: int, ngram:
     model = without_end(family)
     expected, folder = generated(model), save(model, tmp_path, {f"w{index}": index for index in range(VOCABULARY)})
     memory = CONTEXT * position_bytes(model.config, torch.float32) + states * state_bytes(model)
-    rig, widest = Rig(folder, context=CONTEXT, ngram=ngram, kv_memory=memory), 0
-    forward = rig.lm.forward
-
-    def watched(feeds: Sequence[Feed]) -> torch.Tensor:
-        nonlocal widest
-        widest = max(widest, *(feed.wanted - 1 for feed in feeds))
-        return forward(feeds)
-
-    rig.lm.forward = watched  # type: ignore[method-assign]  # the engine calls it
+    rig = Rig(folder, context=CONTEXT, ngram=ngram, kv_memory=memory)
     rig.open(1, PROMPT, max_tokens=COUNT)
 
     def propose() -> None:
@@ -48,5 +38,6 @@ def test_right_and_wrong_proposals_change_no_text(states: int, most: int, ngram:
     rig.run(before_step=propose)
     assert rig.tokens[1] == expected
     assert rig.lm.most_window == most
+    widest = max(feed.wanted - 1 for feed in rig.feeds)
     assert widest <= most
     assert (widest > 0) == (most > 0)

@@ -82,16 +82,8 @@ def check_others(rig: Rig) -> None:
 @pytest.mark.parametrize("during", [False, True], ids=["between", "during"])
 def test_a_fault_of_one_session_changes_no_other_s_text(fault: Fault, during: bool) -> None:
     rig = begun()
-    forward = rig.lm.forward
-
-    def meanwhile(feeds: Sequence[Feed]) -> torch.Tensor:
-        rig.lm.forward = forward  # type: ignore[method-assign]
-        logits = forward(feeds)
-        fault(rig, 2)
-        return logits
-
     if during:
-        rig.lm.forward = meanwhile  # type: ignore[method-assign]
+        rig.during(lambda: fault(rig, 2))
     else:
         fault(rig, 2)
     rig.run()

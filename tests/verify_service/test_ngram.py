@@ -8,8 +8,9 @@ import pytest
 
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Outcome, SourceKind, Verdict
+from specwire.core.policy.tunables import SHORT_CHAIN
 from specwire.core.policy.windows import Guess
-from specwire.core.verify.text_sources import NgramSource
+from specwire.core.verify.text_sources import NgramSource, TextSource
 from specwire.telemetry.tally import window_counts
 from specwire.v1 import common_pb2
 from tests.verify_service.peer import connected, serving
@@ -69,6 +70,27 @@ def test_it_looks_seldom_where_no_guess_pays(sessions: int, plans: int, monkeypa
     decided = sum(map(len, rig.tokens.values()))
     assert decided == 900 * sessions
     assert decided / plans <= looked < 0.4 * decided
+
+
+@pytest.mark.parametrize(
+    ("in_vain", "right", "unsearched_us", "looks"),
+    [
+        (SHORT_CHAIN - 1, 0, 0.0, True),
+        (SHORT_CHAIN, SHORT_CHAIN, 0.0, True),
+        (SHORT_CHAIN, SHORT_CHAIN - 1, 4.9, False),
+        (SHORT_CHAIN, 0, 5.0, True),
+    ],
+)
+def test_a_text_is_searched_by_its_own_past_and_each_now_and_then(
+    in_vain: int, right: int, unsearched_us: float, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    rig.open(1, PROMPTS[1])
+    rig.step()
+    [held] = rig.engine.roster
+    monkeypatch.setattr(TextSource, "right_since", right)
+    held.looks_in_vain, held.unsearched_us = in_vain, unsearched_us
+    assert held.looks(5.0) is looks
 
 
 @pytest.mark.parametrize("why", ["by the request", "by the verifier"])

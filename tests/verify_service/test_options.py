@@ -69,20 +69,6 @@ def told(rig: Rig) -> list[TokenLogprobs]:
     return [each for verdict in verdicts for each in verdict.logprobs]
 
 
-def proposing(rig: Rig, guess: Callable[[int], Sequence[int]]) -> Callable[[], None]:
-    """Before each step, a new chain behind what is decided: the guesses of what follows."""
-    number = 0
-
-    def propose() -> None:
-        nonlocal number
-        done = rig.tokens.get(1)
-        if done is not None and 1 not in rig.finished:
-            number += 1
-            rig.propose(1, chain(number, [*PROMPT, *done], guess(len(done))))
-
-    return propose
-
-
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(samplings, stoppings, st.data())
 def test_no_option_depends_on_proposals(sampling: Sampling, stopping: Stopping, data: st.DataObject) -> None:
@@ -99,7 +85,7 @@ def test_no_option_depends_on_proposals(sampling: Sampling, stopping: Stopping, 
     for ngram, guess in zip((False, False, True, False), guesses, strict=True):
         rig = Rig(MODEL, slots=1, context=64, ngram=ngram)
         rig.tick(opens=(replace(opening(1, PROMPT, sampling=sampling), stopping=stopping),))
-        rig.run(proposing(rig, guess))
+        rig.run(rig.proposing(PROMPT, guess))
         assert (rig.tokens[1], rig.finished[1]) == (tokens, reason)
         assert close(told(rig), reports)
 
@@ -114,7 +100,7 @@ def test_a_session_that_goes_on_from_the_log_has_the_same_options(
     held = tokens[: min(cut, len(tokens) - 1)]
     rig = Rig(MODEL, slots=1, context=64)
     rig.tick(opens=(replace(opening(1, PROMPT, sampling=sampling, decided=held), stopping=stopping, attach=2),))
-    rig.run(proposing(rig, lambda done: tokens[len(held) + done :][:6]) if not held else lambda: None)
+    rig.run(rig.proposing(PROMPT, lambda done: tokens[len(held) + done :][:6]) if not held else lambda: None)
     assert (held + rig.tokens[1], rig.finished[1]) == (tokens, reason)
     assert close(told(rig), reports[len(held) :])
 
@@ -127,7 +113,7 @@ def test_what_a_lost_link_left_behind_is_reported_with_it() -> None:
     rig = Rig(MODEL, slots=1, context=64)
     first = replace(opening(1, PROMPT, sampling=sampling, allowance=Allowance(4, 14)), stopping=stopping)
     rig.tick(opens=(first,))
-    rig.run(proposing(rig, lambda done: tokens[done : done + 4]))
+    rig.run(rig.proposing(PROMPT, lambda done: tokens[done : done + 4]))
     assert rig.tokens[1] == tokens[:10]
     rig.engine.sessions.link_lost(0)
     rig.reports.clear()
@@ -146,7 +132,7 @@ def test_no_id_that_ends_the_text_is_drawn_before_the_minimum(least: int) -> Non
     rig = Rig(MODEL, slots=1, context=64)
     stopping = Stopping(9, frozenset({3}), min_tokens=least)
     rig.tick(opens=(replace(opening(1, PROMPT, sampling=sampling), stopping=stopping),))
-    rig.run(proposing(rig, lambda _: [3] * 6))
+    rig.run(rig.proposing(PROMPT, lambda _: [3] * 6))
     assert (len(rig.tokens[1]), rig.tokens[1][-1], rig.finished[1]) == (least + 1, 3, FinishReason.STOP_ID)
     assert not {0, 3} & set(rig.tokens[1][:least])
 

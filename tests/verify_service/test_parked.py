@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from specwire.core.messages import FinishReason
 from specwire.core.verify.session import Allowance
 from tests.verify_service.rig import COUPLED, FAR, Rig, oracle
 from verify_service.engine.messages import LinkLost, QueuePatience
@@ -96,15 +95,6 @@ def test_it_waits_for_its_turn_however_long_that_takes() -> None:
     rig.tick(link=10, closes=(10,))
     rig.run()
     assert rig.tokens[1] == oracle(rig.lm, PROMPT, 40, COUPLED)
-
-
-def test_its_deadline_is_told_once_it_has_passed() -> None:
-    rig = stalled()
-    crowd(rig)
-    rig.now = 60e6
-    rig.run()
-    assert (rig.finished[1], admissions(rig, 1), rig.refused) == (FinishReason.DEADLINE, 1, [])
-    assert len(rig.tokens[1]) == DECIDED
 
 
 @pytest.mark.parametrize("how", ["closed", "lost"])

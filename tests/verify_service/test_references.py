@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.session.verifier import REFERENCE_PART
 from specwire.core.invalid import MOST_REFERENCE_TOKENS, MOST_REFERENCES, Code, InvalidParameter
 from specwire.core.law.sampling import Acceptance, Rule, Sampling
 from specwire.core.messages import Outcome, SourceKind
@@ -110,26 +109,6 @@ def test_parts_may_end_anywhere() -> None:
             guess = on.source(list(document[:20])).look()
             assert guess is not None
             assert guess.tokens == tuple(document[20:36])
-
-
-@pytest.mark.parametrize("length", [1, 2, BESIDE_A_STEP, REFERENCE_PART, REFERENCE_PART + 1, FIRST_TOKENS])
-def test_a_document_may_be_as_long_as_a_part_or_what_is_read_at_once(length: int) -> None:
-    first, second = strange(length, 1), strange(length, 2)
-    on, whole = References([length, length]), first + second
-    for document in (first, second):
-        for start in range(0, length, REFERENCE_PART):
-            on.add(document[start : start + REFERENCE_PART])
-    reads = 0
-    while on.unread:
-        assert on.read(BESIDE_A_STEP) <= BESIDE_A_STEP
-        reads += 1
-    assert reads == 2 * -(-length // BESIDE_A_STEP)
-    assert (on.tokens, on._texts.evicted) == (len(whole), 0)
-    for document in (first, second):
-        if length > 20:
-            guess = on.source(list(document[-20:-1])).look()
-            assert guess is not None
-            assert guess.tokens == (document[-1],)
 
 
 def test_what_comes_anew_after_a_resumption_is_known() -> None:
@@ -258,20 +237,6 @@ def test_without_guesses_from_texts_there_is_no_memory_for_them(how: str) -> Non
     assert on.engine.sessions.references.size == 0
     on.run()
     assert len(on.tokens[1]) == LENGTH
-
-
-def test_another_orchestrator_that_takes_the_session_over_has_them_too() -> None:
-    """It does not know them: the log has none. The verifier that still holds the session goes on with its own."""
-    on = rig()
-    text = oracle(on.lm, PROMPT, LENGTH)
-    ask(on, 1, [text])
-    while len(on.tokens.get(1, ())) < LENGTH // 4:
-        on.step()
-    before, decided = on.engine.steps, list(on.tokens[1])
-    on.open(7, PROMPT, max_tokens=LENGTH, link=1, decided=decided, session_id="session-1", fence=2)
-    on.run()
-    assert decided + on.tokens[7] == text
-    assert on.engine.steps - before < LENGTH // 4
 
 
 def test_the_same_orchestrator_sends_them_anew_to_whoever_has_the_session() -> None:

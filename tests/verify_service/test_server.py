@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import PIPE, Process
+from typing import Any
 
 import grpc
 import pytest
@@ -47,20 +48,17 @@ async def first_line(process: Process) -> str:
     return (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode()
 
 
-@pytest.mark.parametrize("grace", ["-1", "nan", "1e9"])
-async def test_a_grace_that_is_no_time_is_bad_usage(grace: str) -> None:
-    code, out, err = await outcome(await launch("scripted:3", f"--detach-grace={grace}"))
-    assert (code, out) == (2, "")
-    assert "detach_grace" in err
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
-    "patience", [QueuePatience(-1), QueuePatience(4097), QueuePatience(1, 0.0), QueuePatience(1, math.nan)]
+    ("wrong", "field"),
+    [
+        *(({"detach_grace": seconds}, "detach_grace") for seconds in (-1.0, math.nan, 1e9)),
+        *(({"patience": QueuePatience(sessions)}, "queue") for sessions in (-1, 4097)),
+        *(({"patience": QueuePatience(1, wait_us)}, "queue-wait") for wait_us in (0.0, math.nan)),
+    ],
 )
-async def test_a_queue_that_is_none_is_refused(patience: QueuePatience) -> None:
-    with pytest.raises(InvalidParameter, match="queue"):
-        await start(ModelServiceOptions("scripted:3"), patience=patience)
+async def test_a_grace_and_a_queue_that_are_none_are_refused(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        await start(ModelServiceOptions("scripted:3"), **wrong)
 
 
 async def test_a_size_of_memory_that_is_none_is_bad_usage() -> None:
@@ -90,6 +88,7 @@ async def test_serves_until_a_signal() -> None:
         (("/nowhere/at/all",), 1, "/nowhere/at/all"),
         (("scripted:3", "--listen", "nonsense"), 2, "nonsense"),
         (("scripted:3", "--threads", "0"), 2, "threads"),
+        (("scripted:3", "--detach-grace=-1"), 2, "detach_grace"),
         (("scripted:3", "--listen", "0.0.0.0:0"), 2, "--insecure"),
         ((), 2, "MODEL"),
     ],

@@ -25,7 +25,7 @@ from tests.verify_service.peer import connected, open_message, serving, stub_of
 from tests.verify_service.rig import oracle
 from verify_service import service
 from verify_service.engine import scoring
-from verify_service.engine.messages import Command, QueuePatience
+from verify_service.engine.messages import Command
 from verify_service.engine.session_manager import FAILED
 from verify_service.server import start
 from verify_service.service import VerifyServicer
@@ -81,19 +81,6 @@ async def test_a_long_message_is_taken_in_portions_and_a_long_part_beside_the_ev
     assert threads[: portions + 3] == [*[(PARTS_AT_ONCE, True)] * portions, (rest, True), (1, False), (1, True)]
 
 
-async def test_proposals_are_accepted_and_change_no_token(target: LanguageModel) -> None:
-    truth = oracle(target, PROMPT, 40)
-    async with serving("scripted:7:delay_ms=2") as running, connected(running) as peer:
-        await peer.send(
-            opens=[open_message(1, PROMPT, peer.info)],
-            proposals=[proposal(1, 0, PROMPT, truth[:10]), proposal(1, 0, PROMPT, truth[10:20], offset=10)],
-        )
-        await peer.until_finished(1)
-        assert peer.tokens[1] == truth
-        assert peer.outcomes[1].count(common_pb2.OUTCOME_ACCEPTED) >= 18
-        assert len(peer.timings) < 40
-
-
 async def test_verdicts_say_whose_draft_tokens_were_tested_and_who_answered(target: LanguageModel) -> None:
     """The second source reaches farther and is wrong from its second token on; the first goes on where it stops."""
     truth = oracle(target, PROMPT, 40)
@@ -133,44 +120,37 @@ async def test_timings_and_description_are_told() -> None:
         assert ended == sorted(ended)
 
 
+INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 BAD_OPENS: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
-    ({"session_id": ""}, grpc.StatusCode.INVALID_ARGUMENT, "session_id"),
-    ({"session_id": "x" * 257}, grpc.StatusCode.INVALID_ARGUMENT, "session_id"),
-    ({"tokens": []}, grpc.StatusCode.INVALID_ARGUMENT, "tokens"),
-    ({"tokens": [1] * 512}, grpc.StatusCode.INVALID_ARGUMENT, "tokens"),
-    ({"tokens": [1, 64]}, grpc.StatusCode.INVALID_ARGUMENT, "tokens: token id 64"),
-    ({"prompt_length": 0}, grpc.StatusCode.INVALID_ARGUMENT, "prompt_length"),
-    ({"prompt_length": 6}, grpc.StatusCode.INVALID_ARGUMENT, "prompt_length"),
-    ({"sampling": None}, grpc.StatusCode.INVALID_ARGUMENT, "seed"),
-    (
-        {"sampling": common_pb2.Sampling(temperature=float("nan"), seed=1)},
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "temperature",
-    ),
-    ({"sampling": common_pb2.Sampling(temperature=-1, seed=1)}, grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
-    ({"sampling": common_pb2.Sampling(top_p=0.0, seed=1)}, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
-    ({"sampling": common_pb2.Sampling(rule="magic", seed=1)}, grpc.StatusCode.INVALID_ARGUMENT, "rule"),
-    ({"sampling": common_pb2.Sampling(rule="coupled", seed=1)}, grpc.StatusCode.INVALID_ARGUMENT, "rule"),
-    ({"stopping": None}, grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"),
-    ({"stopping": common_pb2.Stopping(max_tokens=1, stop_ids=[64])}, grpc.StatusCode.INVALID_ARGUMENT, "stop_ids"),
-    ({"progress": None}, grpc.StatusCode.INVALID_ARGUMENT, "progress"),
-    ({"cache_scope": b"x" * 65}, grpc.StatusCode.INVALID_ARGUMENT, "cache_scope"),
-    ({"vocabulary_fingerprint": "ab" * 32}, grpc.StatusCode.FAILED_PRECONDITION, "abababababab"),
-    ({"vocabulary_fingerprint": ""}, grpc.StatusCode.FAILED_PRECONDITION, "vocabulary_fingerprint"),
+    ({"session_id": ""}, INVALID, "session_id"),
+    ({"session_id": "x" * 257}, INVALID, "session_id"),
+    ({"tokens": []}, INVALID, "tokens"),
+    ({"tokens": [1] * 512}, INVALID, "tokens"),
+    ({"tokens": [1, 64]}, INVALID, "tokens: token id 64"),
+    ({"prompt_length": 0}, INVALID, "prompt_length"),
+    ({"prompt_length": 6}, INVALID, "prompt_length"),
+    ({"sampling": None}, INVALID, "seed"),
+    ({"sampling": common_pb2.Sampling(temperature=float("nan"), seed=1)}, INVALID, "temperature"),
+    ({"sampling": common_pb2.Sampling(temperature=-1, seed=1)}, INVALID, "temperature"),
+    ({"sampling": common_pb2.Sampling(top_p=0.0, seed=1)}, INVALID, "top_p"),
+    ({"sampling": common_pb2.Sampling(rule="magic", seed=1)}, INVALID, "rule"),
+    ({"sampling": common_pb2.Sampling(rule="coupled", seed=1)}, INVALID, "rule"),
+    ({"stopping": None}, INVALID, "max_tokens"),
+    ({"stopping": common_pb2.Stopping(max_tokens=1, stop_ids=[64])}, INVALID, "stop_ids"),
+    ({"progress": None}, INVALID, "progress"),
+    ({"cache_scope": b"x" * 65}, INVALID, "cache_scope"),
+    ({"vocabulary_fingerprint": "ab" * 32}, PRECONDITION, "abababababab"),
+    ({"vocabulary_fingerprint": ""}, PRECONDITION, "vocabulary_fingerprint"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "named"), BAD_OPENS, ids=[f"{index} {case[2]}" for index, case in enumerate(BAD_OPENS)]
-)
-async def test_bad_open_is_refused_with_its_field_and_nothing_else_ends(
-    changes: dict[str, Any], code: grpc.StatusCode, named: str
-) -> None:
+async def test_bad_opens_are_refused_with_their_fields_and_nothing_else_ends() -> None:
     async with serving(MODEL) as running, connected(running) as peer:
-        await peer.send(opens=[open_message(**{"handle": 1, "tokens": PROMPT, "info": peer.info, **changes})])
-        refused = await peer.refusal()
-        assert (refused.handle, refused.code) == (1, code.value[0])
-        assert named in refused.message
+        for changes, code, named in BAD_OPENS:
+            await peer.send(opens=[open_message(**{"handle": 1, "tokens": PROMPT, "info": peer.info, **changes})])
+            refused = await peer.refusal()
+            assert (refused.handle, refused.code) == (1, code.value[0])
+            assert named in refused.message
         await peer.open(2, PROMPT)
         await peer.until_finished(2)
 
@@ -212,17 +192,6 @@ async def test_deadline_and_close() -> None:
         assert 2 not in peer.finished
 
 
-async def test_lost_link_gives_its_slots_back() -> None:
-    async with serving(MODEL, slots=1) as running:
-        for _ in range(3):
-            async with connected(running) as peer:
-                await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=7))
-                await peer.receive()
-        async with connected(running) as peer:
-            await peer.open(1, PROMPT)
-            await peer.until_finished(1)
-
-
 async def test_a_lost_link_s_session_is_taken_over_with_what_it_decided(target: LanguageModel) -> None:
     truth = oracle(target, PROMPT, 40)
     credit = len(PROMPT) + 8
@@ -240,18 +209,6 @@ async def test_a_lost_link_s_session_is_taken_over_with_what_it_decided(target: 
             await peer.send(progress=[verify_pb2.Progress(handle=4, credit=1 << 20)])
             await peer.until_finished(4)
             assert delivered + peer.tokens[4] == truth
-
-
-async def test_full_verifier_has_some_wait_and_refuses_the_others(target: LanguageModel) -> None:
-    async with serving(MODEL, slots=1, patience=QueuePatience(1)) as running, connected(running) as peer:
-        await peer.open(1, PROMPT, progress=verify_pb2.Progress(credit=6))
-        await peer.open(2, PROMPT)
-        await peer.open(3, PROMPT)
-        refused = await peer.refusal()
-        assert (refused.handle, refused.code) == (3, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
-        await peer.send(closes=[common_pb2.Close(handle=1)])
-        await peer.until_finished(2)
-        assert peer.tokens[2] == oracle(target, PROMPT, 40)
 
 
 async def test_scopes_priorities_and_what_is_forgotten_travel() -> None:
@@ -362,16 +319,6 @@ async def test_stop_is_idempotent() -> None:
     await running.stop()
 
 
-async def test_two_links_are_apart(target: LanguageModel) -> None:
-    async with serving(MODEL) as running, connected(running) as one, connected(running) as two:
-        await one.open(1, PROMPT, session_id="a")
-        await two.open(1, PROMPT[:2], session_id="b")
-        await one.until_finished(1)
-        await two.until_finished(1)
-        assert one.tokens[1] == oracle(target, PROMPT, 40)
-        assert two.tokens[1] == oracle(target, PROMPT[:2], 40)
-
-
 class Idle:
     """An engine's thread that does nothing; it has room once `free` is set."""
 
@@ -454,10 +401,10 @@ async def test_a_report_that_cannot_be_written_ends_the_session_that_it_is_of(
         await peer.send(opens=[open_message(1, PROMPT, peer.info, COUPLED), open_message(2, PROMPT, peer.info)])
         await peer.until_finished(1)
         assert peer.tokens[1] == oracle(target, PROMPT, 40, COUPLED)
-        assert peer.tokens[2] == oracle(target, PROMPT, 3)
+        assert peer.tokens[2][:3] == oracle(target, PROMPT, 3)  # a step under way may have decided one more
         assert [(each.handle, each.code, each.message) for each in peer.refused] == [(2, 13, FAILED)]
         monkeypatch.undo()
         await peer.open(2, PROMPT)
         await peer.until_finished(2)
-        assert peer.tokens[2][3:] == oracle(target, PROMPT, 40)
+        assert peer.tokens[2][-40:] == oracle(target, PROMPT, 40)
     assert "a number out of range" in caplog.text

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specwire.core.invalid import InvalidParameter
-from verify_service.engine.shares import LEEWAY, OTHER, TenantLimits, TenantShares, fair_rows
+from verify_service.engine.shares import LEEWAY, TenantLimits, TenantShares, fair_rows
 
 
 def linear(rows: int) -> float:
@@ -72,17 +72,6 @@ def test_no_tenant_is_slower_than_its_share_allows(wanted: dict[str, tuple[int, 
                 assert costs(sum(rows.values())) <= LEEWAY * entitled
 
 
-def test_sessions_and_memory_beyond_the_limit_are_refused_and_counted() -> None:
-    shares = TenantShares({"ada": TenantLimits(sessions=2, kv_bytes=100)}, TenantLimits(sessions=1))
-    assert shares.refusal("ada", 2, 100) is None
-    assert shares.refusal("ada", 3, 10) == "this tenant has 2 sessions open, of at most 2"
-    told = shares.refusal("ada", 1, 101)
-    assert told == "this tenant's sessions may come to 101 bytes of keys and values, of 100"
-    assert shares.refusal("whoever", 1, 1 << 40) is None
-    assert shares.refusal("whoever", 2, 1) == "this tenant has 1 sessions open, of at most 1"
-    assert shares.refused == {"ada": 2, OTHER: 1}
-
-
 def test_slots_go_to_whom_has_fewest_for_its_weight() -> None:
     shares = TenantShares({"a": TenantLimits(weight=2), "c": TenantLimits(slots=1)})
     assert shares.next_tenant(["a", "b"], {"a": 3, "b": 2}, {}) == "a"
@@ -100,19 +89,6 @@ def test_a_tenant_gives_way_only_where_that_is_fairer() -> None:
     assert shares.gives_way("b", {"a": 3}) == "a"
     assert shares.gives_way("b", {"b": 4}) is None
     assert shares.gives_way("b", {}) is None
-
-
-def test_tokens_per_second_are_paced() -> None:
-    shares = TenantShares({"ada": TenantLimits(tokens=100)})
-    now = 5e6
-    assert shares.decides_us("ada", now) == now
-    shares.count_decided("ada", 150)  # a second's worth is there, and a step may decide more than is left
-    ready = shares.decides_us("ada", now)
-    assert ready == pytest.approx(now + 0.5e6, abs=2)
-    assert shares.decides_us("ada", ready) == ready
-    assert shares.decides_us("whoever", now) == now
-    shares.count_decided("whoever", 7)
-    assert shares.decided == {"ada": 150, OTHER: 7}
 
 
 def test_over_a_long_time_a_tenant_decides_what_it_may() -> None:

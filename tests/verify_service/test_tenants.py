@@ -68,31 +68,6 @@ def test_who_opens_and_abandons_gets_no_tokens_beside_its_rows() -> None:
     assert counts["bob"] == pytest.approx(counts["ada"], rel=0.1)
 
 
-@pytest.mark.parametrize("growth", [0.02, 0.2, 1.0])
-def test_beside_a_flood_a_neighbour_is_about_as_fast_as_beside_an_ordinary_tenant(growth: float) -> None:
-    """By the emulated forwards' time, however much a further row costs."""
-
-    def speed(sessions: int) -> float:
-        rig = big(growth, TenantShares({}))
-        rig.open(0, PROMPT, tenant="ada", max_tokens=ENDLESS)
-        floods(rig, sessions)
-        stepped(rig, 40)
-        began, before = rig.now, len(rig.tokens[0])
-        stepped(rig, 200)
-        return (len(rig.tokens[0]) - before) / (rig.now - began)
-
-    assert speed(15) >= 0.9 * speed(1)
-
-
-def test_without_tenants_the_flood_has_it_all() -> None:
-    rig = big(1.0, None)
-    rig.open(0, PROMPT, max_tokens=ENDLESS)
-    floods(rig, 15)
-    stepped(rig, 100)
-    counts = decided(rig)
-    assert counts["bob"] > 14 * counts["ada"]
-
-
 def test_where_rows_are_free_nobody_is_left_out() -> None:
     rig = big(0.001, TenantShares({}))
     rig.open(0, PROMPT, tenant="ada", max_tokens=ENDLESS)

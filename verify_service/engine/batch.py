@@ -14,7 +14,7 @@ from specwire.core.messages import DraftToken, SourceKind
 from specwire.core.model import SlotModel, out_of_memory
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.tunables import PREFILL_ROWS
-from specwire.core.policy.windows import Share, StepCandidate
+from specwire.core.policy.windows import Share, StepCandidate, StepPlan, chain_widths, chunks
 from verify_service.engine.sessions import Held, Roster
 from verify_service.engine.shares import TenantShares, fair_rows
 
@@ -314,3 +314,24 @@ class StepSharing:
         without_us = self._costs.of(decoding)(rows) if fed and decoding else 0.0
         extra_us = max(0.0, forward_us - without_us)
         self.shares.fed(fed, extra_us, forward_us, self._active)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A verifier for measurements, which stands for textbook speculation, and for streaming with one that waits.
+
+# How long it waits for tokens that are due.
+PATIENCE_US = 5e6
+
+
+def patiently(
+    candidates: Sequence[StepCandidate], now_us: float, prefill_rows: int = PREFILL_ROWS, waited_us: float = 0.0
+) -> StepPlan:
+    """Wait for everything that is due and test all of it, whatever it costs, without a ledger; instead of `schedule`.
+
+    waited_us: time since the last step, because patience ends, too.
+    """
+    decoding = [each for each in candidates if each.uncached == 1]
+    if any(each.missing > 0 for each in decoding) and waited_us < PATIENCE_US:
+        return StepPlan((), now_us + PATIENCE_US - waited_us, tuple([each.slot for each in decoding]))
+    shares = [Share(each.slot, 1, max(chain_widths(each), default=0), True) for each in decoding]
+    return StepPlan((*shares, *chunks(candidates, prefill_rows)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple, TypeVar
 
 from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.policy.costs import StepCosts
-from specwire.core.policy.estimates import ForwardTimes, typical
+from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm import Feed, LanguageModel
@@ -138,9 +139,7 @@ def _drafting_us(lm: LanguageModel, heads: DraftingModel, sessions: int, tokens:
     requests, times = [HeadRequest(slot, tokens, Sampling(), depth) for slot in range(sessions)], []
     for _ in range(HEAD_ROUNDS):
         _plain_us(lm, sessions, tokens)
-        began = time.perf_counter_ns()
-        heads.draft(requests)
-        times.append((time.perf_counter_ns() - began) / 1000)
+        times.append(_taken_us(lambda: heads.draft(requests)))
     return min(times)
 
 
@@ -162,9 +161,8 @@ def _tapped_us(lm: LanguageModel, heads: DraftingModel, sessions: int, tokens: S
 def _plain_us(lm: LanguageModel, sessions: int, tokens: Sequence[int]) -> float:
     """Microseconds of a step of the first slots, which is rolled back."""
     held = len(tokens) - 1
-    began = time.perf_counter_ns()
-    lm.forward([Feed(slot, held, tokens[held:], 1) for slot in range(sessions)])
-    took = (time.perf_counter_ns() - began) / 1000
+    feeds = [Feed(slot, held, tokens[held:], 1) for slot in range(sessions)]
+    took = _taken_us(lambda: lm.forward(feeds))
     for slot in range(sessions):
         lm.rollback(slot, held)
     return took
@@ -177,9 +175,7 @@ def _reading_us(lm: LanguageModel, heads: DraftingModel, tokens: Sequence[int], 
     """
     lm.forward([Feed(0, 0, tokens[:-1], 1)])
     rows = heads.unread(0) or 0
-    began = time.perf_counter_ns()
-    heads.catch_up([HeadRequest(0, tokens, Sampling(), 1)])
-    took_us = (time.perf_counter_ns() - began) / 1000
+    took_us = _taken_us(lambda: heads.catch_up([HeadRequest(0, tokens, Sampling(), 1)]))
     lm.discard(0)
     return max(0.0, took_us - forward_us) / rows if rows else 0.0
 
@@ -249,7 +245,7 @@ def _times(
             go_on()
             times[name].append(_turn(lm, shapes[name]))
         done += 1
-    return {name: typical(sorted(values)[: (len(values) + 3) // 4]) for name, values in times.items()}
+    return {name: median(sorted(values)[: (len(values) + 3) // 4]) for name, values in times.items()}
 
 
 def _turn(lm: LanguageModel, shape: BatchShape) -> float:
@@ -263,8 +259,12 @@ def _forward(lm: LanguageModel, shape: BatchShape) -> float:
     prefix = _prefix(lm)
     tokens = _tokens(lm, prefix, shape.depth)
     feeds = [Feed(slot, prefix, tokens, shape.depth) for slot in range(shape.sessions)]
+    return _taken_us(lambda: lm.forward(feeds))
+
+
+def _taken_us(call: Callable[[], object]) -> float:
     began = time.perf_counter_ns()
-    lm.forward(feeds)
+    call()
     return (time.perf_counter_ns() - began) / 1000
 
 

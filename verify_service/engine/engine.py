@@ -20,9 +20,10 @@ from specwire.core.invalid import Code
 from specwire.core.law.acceptance import RowChoice
 from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.core.model import Feed, ModelLost, SlotModel
-from specwire.core.policy.costs import StepCharge, StepCosts, part_of
+from specwire.core.policy.costs import StepCosts, part_of
 from specwire.core.policy.drafters import PlannedStep
-from specwire.core.policy.windows import Searchable, Share, StepCandidate, StepPlan, schedule, searched
+from specwire.core.policy.tunables import LOOK_EVERY_US
+from specwire.core.policy.windows import Share, StepCandidate, StepPlan, schedule
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.session import RunningSession
 from specwire.core.verify.shared_texts import ScopeTexts
@@ -37,6 +38,7 @@ from verify_service.engine.batch import (
     StepLimits,
     StepSharing,
     detect_out_of_memory,
+    patiently,
 )
 from verify_service.engine.heads import DraftedStep, HeadDrafting
 from verify_service.engine.messages import (
@@ -111,6 +113,15 @@ class UnderWay(NamedTuple):
     rows: Any
     began_us: float
     disturbing: Sequence[Held]
+
+
+class StepCharge(NamedTuple):
+    """Of a step of so many `sessions`: see `RunningSession.decided`. lost_us: by which it waited, or was disturbed."""
+
+    sessions: int
+    plain_us: float | None
+    lost_us: float
+    windows_us: float
 
 
 class EngineTally(SpeculationCounts):
@@ -191,7 +202,7 @@ class Engine:
         text_memory: int = 0,
         known: ScopeTexts | None = None,
     ) -> None:
-        """patient: see `specwire.core.policy.windows.schedule`; ngram and those after it: see `SessionManager`.
+        """patient: see `patiently`; ngram and those after it: see `SessionManager`.
 
         drafting: of a head, behind the texts of `lm`. shares: what tenants may have; None where there are none.
         """
@@ -218,7 +229,6 @@ class Engine:
         self.step_began_s: float | None = None
         self._deliver = deliver
         self._now_us = now_us
-        self._patient = patient
         self._pauses = Pauses(now_us())
         self._limits = StepLimits()
         self._turns = PromptTurns() if shares is None else PromptTurns(shares.weight)
@@ -227,6 +237,10 @@ class Engine:
         self._drafting = drafting
         self.shares = shares
         self.plan: Callable[..., StepPlan] = schedule
+        if patient:
+            self.plan = lambda candidates, now_us, _, prefill_rows, __: patiently(
+                candidates, now_us, prefill_rows, self._pauses.waited_us
+            )
 
     def run(self) -> None:
         """Run steps until a Stop arrives."""
@@ -256,7 +270,6 @@ class Engine:
         late = len(runnable) < len(ready)
         if self.sessions.references.waiting:
             self.sessions.references.read(busy=bool(runnable))
-        waited_us, prefill_rows = self._pauses.waited_us, self._limits.prefill_rows
         if self._drafting is not None and self._drafting.works and runnable:
             self._draft(self._drafting, runnable)
         shown = self._shown(runnable)
@@ -265,8 +278,8 @@ class Engine:
         candidates = self._turns.ordered(shown, runnable)
         decoding = sum(each.uncached == 1 for each in candidates)
         V = self.costs.of(decoding)
-        most_rows = decoding if self.costs.plain_due(decoding) else self._limits.most_rows
-        plan = self.plan(candidates, self._now_us(), V, prefill_rows, self._patient, waited_us, most_rows)
+        most_rows = decoding if self.costs.seen(decoding).plain_due else self._limits.most_rows
+        plan = self.plan(candidates, self._now_us(), V, self._limits.prefill_rows, most_rows)
         self.tell()
         if plan.wait_until_us is not None and not (self._scorer.jobs and self._scorer.turn(idle=False)):
             awaited = tuple([runnable[slot].running for slot in plan.awaited])
@@ -288,16 +301,14 @@ class Engine:
     def _runnable(self, ready: Sequence[Held]) -> dict[int, Held]:
         """By slot those whose constraints have answered; it is noted of each whether it is searched for guesses."""
         runnable: dict[int, Held] = {}
-        texts: list[Searchable] = []
+        rest_us = LOOK_EVERY_US * sum(held.session.ngram is not None for held in ready)
+        step_us = self.costs.plain(max(1, len(ready)))
         for held in ready:
             with self.sessions.containing(held):
                 if held.session.heard():
-                    texts += held.looks()
+                    held.looked = held.looks(rest_us)
+                    held.unsearched_us = 0.0 if held.looked else held.unsearched_us + step_us
                     runnable[held.slot] = held
-        chosen, step_us = searched(texts), self.costs.plain(max(1, len(runnable)))
-        for slot, held in runnable.items():
-            held.looked = slot in chosen
-            held.unsearched_us = 0.0 if held.looked else held.unsearched_us + step_us
         return runnable
 
     def _shown(self, runnable: Mapping[int, Held]) -> list[StepCandidate]:
@@ -324,11 +335,11 @@ class Engine:
     def _draft(self, drafting: HeadDrafting, runnable: Mapping[int, Held]) -> None:
         """Draft behind what is decided, whose verdict does not wait for that."""
         decoding = {slot: held for slot, held in runnable.items() if self._decodes(held)}
-        if self.costs.plain_due(len(decoding)):
+        if self.costs.seen(len(decoding)).plain_due:
             return
         began_us, prompts = self._now_us(), {slot: held for slot, held in runnable.items() if slot not in decoding}
         plain_us, V = self.costs.plain(max(1, len(decoding))), self.costs.of(len(decoding))
-        drafting.draft(DraftedStep(decoding, prompts, V, plain_us, self.costs.pace(1)), self._now_us, self.tell)
+        drafting.draft(DraftedStep(decoding, prompts, V, plain_us, self.costs.seen(1).pace), self._now_us, self.tell)
         self._pauses.drafted_us += self._now_us() - began_us
 
     # Commands and reports
@@ -408,7 +419,9 @@ class Engine:
     def _one_by_one(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
         """Try each session of a forward alone, which decided nothing; one that was alone ends by `code`."""
         if len(shares) == 1:
-            self._fail(shares, code, message)
+            [(_, held)] = shares
+            if self.roster.contains(held):
+                self.sessions.fail(held, code, message)
             return
         self._take_back(shares)
         for share, held in shares:
@@ -420,11 +433,6 @@ class Engine:
         for _, held in shares:
             if self.roster.contains(held):
                 self.lm.rollback(held.slot, min(self.lm.cached(held.slot), held.session.position - 1))
-
-    def _fail(self, shares: Sequence[tuple[Share, Held]], code: Code, message: str) -> None:
-        for _, held in shares:
-            if self.roster.contains(held):
-                self.sessions.fail(held, code, message)
 
     def _relieve(self, shares: Sequence[tuple[Share, Held]], short: ShortOfMemory) -> None:
         """Answer a forward that lacked memory and decided nothing.
@@ -516,8 +524,8 @@ class Engine:
                 continue
             report = self.sessions.report_of(part.held)
             report.timings = timings
-            charged = part_of(part.share.window, windows, len(parts))
-            charge = StepCharge(plain_us, timings.waited_us, charged, windows_us, len(parts), disturbed_us)
+            charged_us = windows_us * part_of(part.share.window, windows, len(parts))
+            charge = StepCharge(len(parts), plain_us, timings.waited_us + disturbed_us, charged_us)
             with self.sessions.containing(part.held):
                 self._decide_one(part, choice, part.share.slot in failed, report, charge)
 
@@ -601,10 +609,10 @@ class Engine:
     def _report(self, held: Held, verdict: Verdict, report: Report, charge: StepCharge) -> None:
         """Tell its link what was decided, charge the session for it, and plan its drafters."""
         session, now_us = held.session, self._now_us()
-        held.running.decided(now_us, len(verdict.tokens), charge)
-        spare_us = session.ledger.spare_us(self.costs.plain(charge.sessions))
-        lost_us = charge.waited_us + charge.disturbed_us
-        step = PlannedStep(charge.sessions, self.costs.of, spare_us, lost_us, self.costs.pace(charge.sessions))
+        held.running.decided(now_us, len(verdict.tokens), charge.plain_us, charge.windows_us)
+        sessions, costs = charge.sessions, self.costs
+        spare_us = session.ledger.spare_us(costs.plain(sessions))
+        step = PlannedStep(sessions, costs.of, spare_us, charge.lost_us, costs.seen(sessions).pace)
         paces = held.running.planned(verdict, step)
         verdict = verdict._replace(ledger_us=round(session.ledger.balance_us), paces=paces)
         report.decided.append(Decided(held.handle, held.attach, verdict))

@@ -12,13 +12,13 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from specwire.core.invalid import Code
 from specwire.core.messages import AssignedDrafter, FinishReason, Proposal, Verdict
 from specwire.core.model import ModelLost, SlotModel, out_of_memory
 from specwire.core.policy.drafters import LearntDrafters
 from specwire.core.policy.estimates import AcceptanceByPosition
-from specwire.core.policy.heads import HeadAcceptance
 from specwire.core.text import Ending
 from specwire.core.verify.chains import Offer
 from specwire.core.verify.references import ReferenceRoom, References
@@ -80,7 +80,9 @@ class SessionManager:
         self.counts: Counter[str] = Counter()
         self._offers: Counter[Offer] = Counter() if offers is None else offers
         self._lm = lm
-        self._ngram, self._head = ngram, HeadAcceptance() if head else None
+        self._ngram = ngram
+        # How often a head's tokens are accepted, of all sessions: of texts drawn by noise apart from greedy ones.
+        self._head = {drawn: AcceptanceByPosition() for drawn in (False, True)} if head else None
         self.drafters = LearntDrafters()
         # When the last forwards began and ended.
         self.forwards: deque[tuple[float, float]] = deque(maxlen=4)
@@ -115,20 +117,22 @@ class SessionManager:
         """Take a message in. Closes come first, so that opens find slots, and again for what it opened and closed."""
         self._close(tick)
         for opening in tick.opens:
-            with self._answering(tick.link, opening.handle):
+            with self.containing(None, tick.link, opening.handle):
                 self._open(tick.link, opening)
-        for handle, proposal in tick.proposals:
-            with self._answering(tick.link, handle):
-                self._propose(tick, handle, proposal)
-        for handle, allowance in tick.progress:
-            with self._answering(tick.link, handle):
-                self._allow(tick, handle, allowance)
-        for handle, drafters in tick.drafters:
-            with self._answering(tick.link, handle):
-                self._assign(tick, handle, drafters)
-        for handle, tokens in tick.references:
-            with self._answering(tick.link, handle):
-                self._refer(tick, handle, tokens)
+        said: tuple[tuple[str, Sequence[tuple[int, Any]], Callable[[Held, Any, Tick], None]], ...] = (
+            ("proposal for", tick.proposals, self._propose),
+            ("progress of", tick.progress, self._allow),
+            ("drafters of", tick.drafters, self._assign),
+            ("references of", tick.references, self._refer),
+        )
+        for what, each_told, take in said:
+            for handle, told in each_told:
+                with self.containing(None, tick.link, handle):
+                    held = self.roster.get(tick.link, handle)
+                    if held is None:
+                        self.counts[f"{what} an unknown session"] += 1
+                    else:
+                        take(held, told, tick)
         self._close(tick)
         for session_id in tick.forgotten:
             self.slot_queue.forget(session_id)
@@ -168,33 +172,17 @@ class SessionManager:
             if held is not None:
                 self.release(held)
 
-    def _refer(self, tick: Tick, handle: int, tokens: array[int]) -> None:
-        held = self.roster.get(tick.link, handle)
-        if held is not None and held.session.references is not None:
+    def _refer(self, held: Held, tokens: array[int], _: Tick) -> None:
+        if held.session.references is not None:
             self.references.add(held.session.references, tokens)
 
-    def _assign(self, tick: Tick, handle: int, drafters: Sequence[AssignedDrafter]) -> None:
-        held = self.roster.get(tick.link, handle)
-        if held is None:
-            self.counts["drafters of an unknown session"] += 1
-            return
-        self._have(held, drafters)
-
-    def _have(self, held: Held, drafters: Sequence[AssignedDrafter]) -> None:
+    def _assign(self, held: Held, drafters: Sequence[AssignedDrafter], _: Tick | None = None) -> None:
         held.session.assign(drafters, lambda known_by: self.drafters.of(held.scope, known_by), waits=True)
 
-    def _propose(self, tick: Tick, handle: int, proposal: Proposal) -> None:
-        held = self.roster.get(tick.link, handle)
-        if held is None:
-            self.counts["proposal for an unknown session"] += 1
-            return
+    def _propose(self, held: Held, proposal: Proposal, tick: Tick) -> None:
         self._offers[held.running.propose(proposal, tick.arrived_us, self.forwards)] += 1
 
-    def _allow(self, tick: Tick, handle: int, allowance: Allowance) -> None:
-        held = self.roster.get(tick.link, handle)
-        if held is None:
-            self.counts["progress of an unknown session"] += 1
-            return
+    def _allow(self, held: Held, allowance: Allowance, tick: Tick) -> None:
         held.running.allow(allowance, tick.arrived_us)
         self.slot_queue.unpark(held)
 
@@ -262,7 +250,7 @@ class SessionManager:
         held.deadline_us, held.scope, held.priority = opening.deadline_us, opening.scope, opening.priority
         held.tenant = opening.tenant
         session.drafters = {}  # its sources are numbered anew, and nothing that was told before counts
-        self._have(held, opening.drafters)
+        self._assign(held, opening.drafters)
         if session.references is not None and opening.references:
             session.references.restart(opening.references)
         balance_us = round(session.ledger.balance_us)
@@ -298,7 +286,7 @@ class SessionManager:
             tenant=opening.tenant,
             most_length=min(self._lm.info.context, opening.prompt_length + opening.stopping.max_tokens),
         )
-        self._have(held, opening.drafters)
+        self._assign(held, opening.drafters)
         if former is not None:
             self.slot_queue.succeed(former, held)
             return None
@@ -336,7 +324,7 @@ class SessionManager:
             ngram=opening.ngram,
             epoch=opening.epoch,
             prediction=opening.prediction,
-            head=self._head.of(opening.sampling.temperature) if self._head is not None and opening.head else None,
+            head=self._head[opening.sampling.temperature > 0.0] if self._head is not None and opening.head else None,
             others=lambda text: self._others(opening, text),
             own_text=self._ngram,
             references=lambda: self._references(opening),
@@ -436,27 +424,17 @@ class SessionManager:
         self.roster.detach(held, self._now_us() + self._grace_us)
 
     @contextmanager
-    def containing(self, held: Held) -> Iterator[None]:
+    def containing(self, held: Held | None, link: int = 0, handle: int = 0) -> Iterator[None]:
         """What fails within is this session's own and ends it; who else takes part in the step goes on.
 
-        A lost model is everybody's.
+        A lost model is everybody's. None: whatever session is held under the handle by then, if one is.
         """
         try:
             yield
         except ModelLost:
             raise
         except Exception as error:
-            self._break_off(held, error)
-
-    @contextmanager
-    def _answering(self, link: int, handle: int) -> Iterator[None]:
-        """Likewise for a command of a session that may not be held."""
-        try:
-            yield
-        except ModelLost:
-            raise
-        except Exception as error:
-            held = self.roster.get(link, handle)
+            held = held or self.roster.get(link, handle)
             if held is not None:
                 self._break_off(held, error)
             else:

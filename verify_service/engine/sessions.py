@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from specwire.core.model import SlotModel
 from specwire.core.placement import Waiting, next_in_turn
-from specwire.core.policy.windows import Searchable
+from specwire.core.policy.tunables import SHORT_CHAIN
 from specwire.core.verify.session import RunningSession, VerifySession
 from verify_service.engine.messages import Opening, QueuePatience
 from verify_service.engine.shares import TenantShares
@@ -63,11 +63,16 @@ class Held:
     def __post_init__(self) -> None:
         self.session = self.running.session
 
-    def looks(self) -> tuple[Searchable, ...]:
-        """Its text, if it has one that is searched for guesses."""
+    def looks(self, rest_us: float) -> bool:
+        """Whether its text is searched for a guess: one of its last ones was used, or the last one is still right, or
+        so long ago it was searched. By its own past: a tenant's texts must not show in how soon another's are searched.
+
+        A look takes time, whether its guess is used or not, and where a text repeats little, or rows are dear, hardly
+        any guess pays.
+        """
         ngram = self.session.ngram
-        return (
-            () if ngram is None else (Searchable(self.slot, self.looks_in_vain, ngram.right_since, self.unsearched_us),)
+        return ngram is not None and (
+            self.looks_in_vain < SHORT_CHAIN or ngram.right_since >= SHORT_CHAIN or self.unsearched_us >= rest_us
         )
 
     @property

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from statistics import median
 
-from specwire.core.policy.estimates import ForwardTimes, interpolated, typical
+from specwire.core.policy.estimates import ForwardTimes, interpolated
 from specwire.core.policy.tunables import (
     EXPLORED_SHARE,
     OUTLIER,
@@ -23,39 +23,6 @@ from specwire.core.policy.tunables import (
 
 # ----------------------------------------------------------------------------------------------------------------------
 # V[rows, sessions]: what a step takes, its forward and the software around that. Pure; microseconds.
-
-
-class BatchTimes:
-    """V(m, rows) as it was measured at start: a forward of several sessions, from V(m) of one and what others add.
-
-    A row of another session costs more than one more row of the same, because it has keys and values of its own to
-    read. What further sessions add is interpolated between the measured numbers of sessions and of positions. Beyond
-    the most sessions measured it grows in proportion, beyond the most positions not at all.
-
-    Args:
-        forward: V(m) of one session.
-        measured: microseconds by (sessions, positions of each). Without any, sessions cost what their rows cost.
-    """
-
-    def __init__(self, forward: ForwardTimes, measured: Mapping[tuple[int, int], float]) -> None:
-        self._forward = forward
-        self._added: dict[int, dict[int, float]] = {}
-        for (sessions, depth), time_us in sorted(measured.items()):
-            self._added.setdefault(sessions, {})[depth] = time_us - forward.at(sessions * depth)
-
-    def at(self, sessions: int, rows: float) -> float:
-        """It takes at least one row's time: the addition is negative where V(m) was measured in a hiccup."""
-        alone = self._forward.at
-        return max(alone(1), alone(rows) + self._of_further(sessions, rows / sessions))
-
-    def _of_further(self, sessions: int, depth: float) -> float:
-        if not self._added or sessions < 2:
-            return 0.0
-        added = {number: interpolated(by_depth, depth) for number, by_depth in self._added.items()}
-        most = max(added)
-        if sessions > most:
-            return added[most] * (sessions - 1) / (most - 1)
-        return interpolated({1: 0.0, **added}, sessions)
 
 
 class PacedSteps:
@@ -104,7 +71,7 @@ class PacedSteps:
         if last is not None and last[0] is not plain:
             self._pairs.append(last[1] / taken if plain else taken / last[1])
             if self._compared:
-                self.ratio = typical(self._pairs)
+                self.ratio = median(self._pairs)
 
     def interrupted(self) -> None:
         """What comes next does not follow the last step."""
@@ -114,48 +81,54 @@ class PacedSteps:
 class StepCosts:
     """V[rows, sessions], learned from steps. The ledger charges against `plain`.
 
+    A row of another session costs more than one more row of the same, because it has keys and values of its own to
+    read. What further sessions add is interpolated between the measured numbers of sessions and of positions. Beyond
+    the most sessions measured it grows in proportion, beyond the most positions not at all.
+
     Args:
-        forward: V(m), measured at start with nothing else running.
-        batches: the same of several sessions; see BatchTimes.
+        forward: V(m) of one session, measured at start with nothing else running.
+        batches: likewise by (sessions, positions of each). Without any, sessions cost what their rows cost.
     """
 
     def __init__(self, forward: ForwardTimes, batches: Mapping[tuple[int, int], float] | None = None) -> None:
         self.forward = forward
-        self._measured = BatchTimes(forward, batches or {})
+        self._added: dict[int, dict[int, float]] = {}
+        for (sessions, depth), time_us in sorted((batches or {}).items()):
+            self._added.setdefault(sessions, {})[depth] = time_us - forward.at(sessions * depth)
         # By the number of sessions up to a power of two.
         self._sizes: dict[int, PacedSteps] = {}
 
-    def of(self, sessions: int) -> Callable[[int], float]:
-        """A function from a step's rows, over all `sessions`, to its time. For one plan.
+    def measured(self, sessions: int, rows: int) -> float:
+        """As at start; at least one row's time: an addition is negative where V(m) was measured in a hiccup."""
+        added_us = 0.0
+        if self._added and sessions > 1:
+            added = {number: interpolated(by_depth, rows / sessions) for number, by_depth in self._added.items()}
+            most = max(added)
+            between_us = interpolated({1: 0.0, **added}, sessions)
+            added_us = between_us if sessions <= most else added[most] * (sessions - 1) / (most - 1)
+        return max(self.forward.at(1), self.forward.at(rows) + added_us)
 
-        A step with windows takes no less than the plain step, nor more than plain steps for all its rows.
+    def of(self, sessions: int) -> Callable[[int], float]:
+        """For one plan, from a step's rows, over all `sessions`, to its time. With windows it takes no less than the
+        plain step, nor more than plain steps for all its rows.
         """
         sessions = max(1, sessions)
-        seen, measured = self._of(sessions), self._measured
-        plain_us = measured.at(sessions, sessions)
+        seen, plain_us = self.seen(sessions), self.measured(sessions, sessions)
 
         def step_us(rows: int) -> float:
             if rows <= sessions:
                 return seen.pace * plain_us
-            us = max(plain_us, measured.at(sessions, rows) * seen.ratio)
+            us = max(plain_us, self.measured(sessions, rows) * seen.ratio)
             return seen.pace * min(us, plain_us * math.ceil(rows / sessions))
 
         return cache(step_us)
 
     def plain(self, sessions: int) -> float:
         """Time of a step that decides one token for each of `sessions`."""
-        return self._of(sessions).pace * self._measured.at(sessions, sessions)
+        return self.seen(sessions).pace * self.measured(sessions, sessions)
 
-    def pace(self, sessions: int) -> float:
-        """How many times as long as measured at start plain steps take now."""
-        return self._of(sessions).pace
-
-    def plain_due(self, sessions: int) -> bool:
-        """See PacedSteps."""
-        return self._of(sessions).plain_due
-
-    def _of(self, sessions: int) -> PacedSteps:
-        """One of a new size is as slow as the machine was with the size next to it."""
+    def seen(self, sessions: int) -> PacedSteps:
+        """What steps of so many tell. One of a new size is as slow as the machine was with the size next to it."""
         size = sessions.bit_length()
         known = self._sizes.get(size)
         if known is None:
@@ -170,8 +143,8 @@ class StepCosts:
         and idling.
         """
         step_us = max(1.0, forward_us + min(around_us, forward_us))
-        plain, seen = rows <= sessions, self._of(sessions)
-        seen.observe(plain, step_us / self._measured.at(sessions, rows))
+        plain, seen = rows <= sessions, self.seen(sessions)
+        seen.observe(plain, step_us / self.measured(sessions, rows))
         for other in self._sizes.values():
             if other is not seen:
                 other.interrupted()
@@ -185,8 +158,8 @@ class StepCosts:
     def windows_us(self, sessions: int, rows: int) -> float:
         """What a step is charged for its windows: what such steps take longer than plain ones, not what it took.
 
-        A hiccup is the machine's doing, and a plain step might have met the same. Charged for it, a session would be in
-        debt by no fault of its drafts, and plain steps hardly repay that (LOG).
+        A hiccup is the machine's doing. Charged for it, a session would be in debt by no fault of its drafts, and plain
+        steps hardly repay that (LOG).
         """
         return self.of(sessions)(rows) - self.plain(sessions)
 
@@ -223,26 +196,6 @@ class Ledger:
     def spare_us(self, plain_step_us: float) -> float:
         """What windows and waits may lose at worst in the next step; negative in debt."""
         return TOLERATED_SHARE * self.elapsed_us + TOLERATED_STEPS * plain_step_us - self.balance_us
-
-
-class StepCharge(NamedTuple):
-    """What of a step a session is charged for; microseconds.
-
-    Attributes:
-        plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited for),
-            or a prompt shared it.
-        waited_us: the step waited for proposals, of whichever session.
-        part: the share charged of what windows take, `windows_us`: see `part_of` and `StepCosts.windows_us`.
-        sessions: that shared the step.
-        disturbed_us: by which drafters on the same cores made it longer, which is charged by itself.
-    """
-
-    plain_us: float | None
-    waited_us: float = 0.0
-    part: float = 1.0
-    windows_us: float = 0.0
-    sessions: int = 1
-    disturbed_us: float = 0.0
 
 
 def part_of(window: int, windows: int, sessions: int) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import ceil
+from operator import attrgetter
 from typing import NamedTuple
 
 from specwire.core.messages import (
@@ -96,9 +97,8 @@ class LearntDrafter:
     def drafted(self, tokens: int, took_us: float, beside_us: float) -> None:
         """Note how long it drafted so many tokens in a row. beside_us: of that the verifier computed on the same cores.
 
-        Meanwhile it takes up to OUTLIER times as long as while the verifier is idle. So what was drafted mostly beside
-        a forward tells between what and what a token takes. Less than half of what is known is believed, since who is
-        off is heard so seldom.
+        Meanwhile it takes up to OUTLIER times as long. So what was drafted mostly beside a forward tells between what
+        and what a token takes. Less than half of what is known is believed, since who is off is heard so seldom.
         """
         apart_us = took_us if 2 * beside_us < took_us else took_us - beside_us * (1.0 - 1.0 / OUTLIER)
         least_us, most_us = apart_us / tokens, took_us / tokens
@@ -117,10 +117,8 @@ class LearntDrafter:
         self.pace = pace
 
     def answered(self, overhead_us: float) -> None:
-        """Note what an answer took besides its drafting.
-
-        No answer is faster than its line, so one that took less than half of what is known shows another line, which
-        smoothing would take a dozen tries to believe.
+        """Note what an answer took besides its drafting. No answer is faster than its line, so one that took less than
+        half of what is known shows another line, which smoothing would take a dozen tries to believe.
         """
         known = self.overhead_us
         if known is None:
@@ -195,12 +193,9 @@ def ways(known: LearntDrafter, draft_us: float, V: V, shares_cores: bool, waits:
     V: of a step in which the session has m rows. waits: the verifier can wait for proposals.
     """
     agreement, delay_us = known.agreement.rate, known.overhead_us or 0.0
-    found = list[Way]()
-    windows = range(1, MOST_WINDOW + 1) if waits else ()
-    if shares_cores:
-        rates = known.acceptance.rates(MOST_WINDOW)
-    else:
-        rates = known.acceptance.rates(MOST_WINDOW, agreement)
+    found, windows = list[Way](), range(1, MOST_WINDOW + 1) if waits else ()
+    rates = known.acceptance.rates(MOST_WINDOW, None if shares_cores else agreement)
+    if not shares_cores:
         live = LiveChain.of(rates, agreement, draft_us, V)
         # A verdict finds a drafter that streams in the middle of a token.
         met_us, chunk = delay_us + draft_us / 2, least_chunk(V(1), draft_us)
@@ -219,10 +214,6 @@ def ways(known: LearntDrafter, draft_us: float, V: V, shares_cores: bool, waits:
 def least_chunk(plain_us: float, draft_us: float) -> int:
     """Tokens of a chunk that nobody waits for."""
     return max(1, min(SHORT_CHAIN, int(CHUNK_SHARE * plain_us / draft_us)))
-
-
-def _gain(way: Way) -> float:
-    return way.gain
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -291,7 +282,7 @@ class DrafterPacing:
             return self._trying("measuring" if known.draft_us is None else "trying")
         if not known.window and (shared or self._compared):
             return off("no gain expected")
-        return in_turns(known.window, "as before") if shared else Plan(Discipline.STREAM, FIRST_PACE, 0, "begins")
+        return in_turns(known.window, "as before") if shared else self._trying("begins")
 
     @property
     def _compared(self) -> bool:
@@ -299,9 +290,8 @@ class DrafterPacing:
         return self.learnt.agreement.compared >= 3 * TRIAL_VERDICTS
 
     def _trying(self, reason: str) -> Plan:
-        if self._drafter.shares_cores:
-            return in_turns(PROBE_WINDOW, reason)
-        return Plan(Discipline.STREAM, FIRST_PACE, 0, reason)
+        streaming = Plan(Discipline.STREAM, FIRST_PACE, 0, reason)
+        return in_turns(PROBE_WINDOW, reason) if self._drafter.shares_cores else streaming
 
     # Answers
 
@@ -370,10 +360,8 @@ class DrafterPacing:
         return max(LEAST_TIMING_US, SLACK_DEVIATIONS * self.learnt.deviation_us)
 
     def due(self, plain_us: float) -> Due | None:
-        """The answer to the last verdict; None if it is here, or none was asked for.
-
-        One of which nothing is known may come soon, and is waited for half a plain step at most. A turn on the same
-        cores was planned, and pays only if the verifier waits.
+        """The answer to the last verdict; None if it is here, or none was asked for. One of which nothing is known may
+        come soon, and is waited for half a plain step at most. A turn on the same cores pays only if it is waited for.
         """
         if self._here or self._asked_us is None or not self.plan.due:
             return None
@@ -399,8 +387,7 @@ class DrafterPacing:
         if self.plan.discipline is Discipline.LOCKSTEP and not width and (self._chunks or self._count > ENOUGH):
             known.ignored += 1.0 / step.sessions
         known.verdict(step.sessions, step.lost_us, self._drafter.shares_cores and self._answered)
-        self._answered = False
-        every = TRIAL_VERDICTS if self.plan.discipline is Discipline.OFF else PLAN_EVERY
+        self._answered, every = False, TRIAL_VERDICTS if self.plan.discipline is Discipline.OFF else PLAN_EVERY
         if self._fixed is None and (self._count <= ENOUGH or (self._count + self._drafter.source) % every == 0):
             self.plan = self._planned(step)
 
@@ -433,26 +420,22 @@ class DrafterPacing:
         if draft_us is None:
             return self._try_or_off(step)
         found = ways(known, draft_us, step.each(step.sessions if shared else 1), shared, self._waits)
-        best = max(found, key=_gain)
+        best = max(found, key=attrgetter("gain"))
         if shared and known.window and best.gain < LEAST_GAIN * found[known.window - 1].gain:
             best = found[known.window - 1]
-        if not (self._turns_pay(best) if shared else self._stream_pays(best)):
+        pays = best.gain >= LEAST_GAIN and known.ignored < ENOUGH
+        if not shared:  # a stream delays nobody, so it may gain as little as tries may cost
+            pays = best.gain >= 1.0 + EXPLORED_SHARE or not self._compared
+        if not pays:
             known.window = 0
             return self._try_or_off(step)
         known.window = max(1, best.due)
         if shared:
             return self._borne(step, in_turns(best.due, f"window {best.due}, gain {best.gain:.2f}"))
         if best.due and step.sessions > 1:
-            batch = max(ways(known, draft_us, step.each(step.sessions), shared, self._waits), key=_gain)
+            batch = max(ways(known, draft_us, step.each(step.sessions), shared, self._waits), key=attrgetter("gain"))
             best = best._replace(discipline=batch.discipline, due=batch.due)
         return self._streamed(best, step.each(1), draft_us)
-
-    def _turns_pay(self, best: Way) -> bool:
-        return best.gain >= LEAST_GAIN and self.learnt.ignored < ENOUGH
-
-    def _stream_pays(self, best: Way) -> bool:
-        """It delays nobody, so it may gain as little as tries may cost."""
-        return best.gain >= 1.0 + EXPLORED_SHARE or not self._compared
 
     def _streamed(self, way: Way, V: V, draft_us: float) -> Plan:
         """The plan, with a run-ahead that covers what is decided during a round trip at the best conceivable speed, and

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from statistics import median
 from typing import Any, NamedTuple
 
 from specwire.core.policy.tunables import (
@@ -28,9 +27,6 @@ V = Callable[[int], float]
 
 def interpolated(points: Mapping[Any, float], at: float) -> float:
     """Interpolate linearly between `points`, whose keys ascend; constant before the first and behind the last."""
-    known: float | None = points.get(at)
-    if known is not None:
-        return known
     places = list(points)
     index = bisect_left(places, at)
     if index in (0, len(places)):
@@ -52,25 +48,19 @@ class ForwardTimes:
         self.points = dict(sorted(measured.items()))
 
     def at(self, rows: float) -> float:
-        return _beyond_the_last(self.points, rows)
-
-
-def _beyond_the_last(times: Mapping[int, float], rows: float) -> float:
-    """Linear between widths; beyond the last it grows by the last slope, at least zero."""
-    widths = list(times)
-    if rows <= widths[-1] or len(widths) == 1:
-        return interpolated(times, rows)
-    last = times[widths[-1]]
-    slope = (last - times[widths[-2]]) / (widths[-1] - widths[-2])
-    return last + max(0.0, slope) * (rows - widths[-1])
+        widths = list(self.points)
+        if rows <= widths[-1] or len(widths) == 1:
+            return interpolated(self.points, rows)
+        last = self.points[widths[-1]]
+        slope = (last - self.points[widths[-2]]) / (widths[-1] - widths[-2])
+        return last + max(0.0, slope) * (rows - widths[-1])
 
 
 class AcceptanceByPosition:
     """P(accept | tested) for each position of the window: decayed counts with a weak prior.
 
-    A verifier has one for each source of a session, which under exact rules also counts paths that it has not tested;
-    and one of each drafter's tested windows, over sessions, to plan by: planned by the others, batches were slower
-    (LOG).
+    There is one for each source of a session, which under exact rules also counts untested paths; and one of each
+    drafter's tested windows, over sessions, to plan by: planned by the others, batches were slower (LOG).
 
     Invariant: no position from `_reach` on was ever tested. `_rates`, `_expected`: of the first positions, and by
     number of positions, until something is observed.
@@ -94,7 +84,7 @@ class AcceptanceByPosition:
             self._tested[index] = self._tested[index] * DECAY + 1.0
             self._accepted[index] = self._accepted[index] * DECAY + (index < accepted)
         # Beyond the window nothing is learnt. What a few tests showed there fades, or windows would stay short.
-        self._rates.clear()
+        self._rates = []
         self._expected.clear()
         for index in range(tested, self._reach):
             self._tested[index] *= DECAY
@@ -115,11 +105,18 @@ class AcceptanceByPosition:
 
         prior: what the first is expected to be, where more is known.
         """
-        if prior is not None:
-            return self._shrunk(most, prior)
-        if len(self._rates) < most:
-            self._rates = self._shrunk(most, self._prior)
-        return self._rates[:most]
+        if prior is None and len(self._rates) >= most:
+            return self._rates[:most]
+        rates, shrunk = list[float](), self._prior if prior is None else prior
+        for index in range(most):
+            bounded = min(index, len(self._tested) - 1)
+            # Later ones are tested less often, and differ little from the one before.
+            weight = 1.5 * PRIOR_WEIGHT if index else PRIOR_WEIGHT
+            shrunk = (self._accepted[bounded] + weight * shrunk) / (self._tested[bounded] + weight)
+            rates.append(shrunk)
+        if prior is None:
+            self._rates = rates
+        return rates
 
     def expected(self, window: int) -> float:
         """Tokens that a window is expected to decide: see `expected_tokens`."""
@@ -127,16 +124,6 @@ class AcceptanceByPosition:
         if known is None:
             known = self._expected[window] = expected_tokens(self.rates(window), window)
         return known
-
-    def _shrunk(self, most: int, prior: float) -> list[float]:
-        rates: list[float] = []
-        for index in range(most):
-            bounded = min(index, len(self._tested) - 1)
-            # Later ones are tested less often, and differ little from the one before.
-            weight = 1.5 * PRIOR_WEIGHT if index else PRIOR_WEIGHT
-            prior = (self._accepted[bounded] + weight * prior) / (self._tested[bounded] + weight)
-            rates.append(prior)
-        return rates
 
 
 @dataclass(slots=True)
@@ -213,10 +200,7 @@ def stream_rate(
 
 
 def waiting_rate(live: LiveChain, rates: Sequence[float], agreement: float, first_us: float, chunk: int) -> float:
-    """The same when the verifier waits for the new chain's first chunk instead of going on alone.
-
-    first_us: until that was tested.
-    """
+    """The same when the verifier, instead of going on alone, waits for a first chunk, tested after `first_us`."""
     survives = prod(rates[:chunk]) * agreement
     return (expected_tokens(rates, chunk) + survives * live.tokens) / (first_us + survives * live.time_us)
 
@@ -238,8 +222,3 @@ def smoothed(known: float | None, value: float, weight: float = TIMING_WEIGHT, l
     if known is None:
         return value
     return known + weight * (min(value, OUTLIER * max(known, least)) - known)
-
-
-def typical(values: Sequence[float]) -> float:
-    """Median of timings, which a scheduler's hiccup does not move."""
-    return float(median(values))

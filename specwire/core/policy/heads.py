@@ -8,18 +8,8 @@ from math import inf
 from operator import mul
 from typing import NamedTuple
 
-from specwire.core.policy.estimates import AcceptanceByPosition, ForwardTimes, smoothed
+from specwire.core.policy.estimates import ForwardTimes, smoothed
 from specwire.core.policy.tunables import LEAST_GAIN, MOST_HEAD_DEPTH
-
-
-class HeadAcceptance:
-    """How often a head's tokens are accepted, of all sessions: of texts drawn by noise apart from greedy ones."""
-
-    def __init__(self) -> None:
-        self._greedy, self._drawn = AcceptanceByPosition(), AcceptanceByPosition()
-
-    def of(self, temperature: float) -> AcceptanceByPosition:
-        return self._drawn if temperature > 0.0 else self._greedy
 
 
 class HeadedText(NamedTuple):
@@ -80,14 +70,12 @@ class HeadDepth:
         return time_us // self.reading_us(1) if self._row_us else inf
 
     def tapped_us(self, decoding: int) -> float:
-        """What a step of so many sessions takes longer for its features."""
+        """By what a step of so many sessions takes longer for its features."""
         return self.pace * self._tapped.at(decoding)
 
     def observe(self, sessions: int, depth: int, rows: int, took_us: float) -> float:
-        """The head has drafted so deep for so many sessions, and read so many rows.
-
-        Returns:
-            What that is charged with: what it was expected to take. A hiccup of the machine is nobody's debt.
+        """The head has drafted so deep for so many sessions, and read so many rows. Returns what that is charged with:
+        what it was expected to take. A hiccup of the machine is nobody's debt.
         """
         drafting_us = self.drafting_us(sessions, depth)
         expected_us = drafting_us + self.reading_us(rows)
@@ -108,14 +96,14 @@ class HeadDepth:
         """
         decided = [list(accumulate(text.rates[: self.most], mul)) for text in texts]
         found: tuple[Sequence[int], int] = (), 0
-        best_rate = LEAST_GAIN * decoding / V(decoding)
+        best_rate, tapped_us = LEAST_GAIN * decoding / V(decoding), self.tapped_us(decoding)
         for depth in range(1, self.most + 1):
             able = self.able(texts, depth, decoding, V)
             if not able:
                 break
             tokens = decoding + sum(sum(decided[at][:depth]) - texts[at].instead for at in able)
             again_us = self.reading_us(sum(texts[at].read for at in able if texts[at].again))
-            time_us = V(decoding + depth * len(able)) + self._cost_us(len(able), depth, decoding) + again_us
+            time_us = V(decoding + depth * len(able)) + self.drafting_us(len(able), depth) + tapped_us + again_us
             rate = tokens / time_us
             if rate > best_rate:
                 found, best_rate = (able, depth), rate
@@ -126,12 +114,10 @@ class HeadDepth:
         able: Sequence[int] = range(len(texts))
         while able:
             rows_us = V(decoding + depth * len(able)) - V(decoding)
-            each_us = (rows_us + self._cost_us(len(able), depth, decoding)) * decoding / len(able)
+            cost_us = rows_us + self.tapped_us(decoding) + self.drafting_us(len(able), depth)
+            each_us = cost_us * decoding / len(able)
             left = [at for at in able if texts[at].spare_us >= each_us + decoding * self.reading_us(texts[at].read)]
             if len(left) == len(able):
                 break
             able = left
         return able
-
-    def _cost_us(self, sessions: int, depth: int, decoding: int) -> float:
-        return self.tapped_us(decoding) + self.drafting_us(sessions, depth)

@@ -1,6 +1,4 @@
-"""The numbers that a verifier's policy is tuned by, those of vLLM's plugin apart.
-
-They change how fast a text comes, not its law.
+"""The numbers that a verifier's policy is tuned by, those of vLLM's plugin apart. They change speed, not a text's law.
 
 Each has its unit and its reason. Where a number came from a measurement, the comment names it: "sweep" is
 `make bench-sweep`, which holds all of them together to 0.95 of the best fixed setting of each cell; "LOG" is
@@ -53,8 +51,8 @@ LEAST_GAIN = 1.02
 # where it pays (tests/sim/test_simulation.py).
 TOLERATED_SHARE = 0.015
 TOLERATED_STEPS = 3.0
-# Share of the time that tries of what does not pay may cost: probes of a drafter that is off, tests of a window,
-# drafts of a head. A stream from hardware of its own delays nobody, and goes on while it gains as much.
+# Share of the time that tries of what does not pay may cost: of a drafter that is off, a window, a head. A stream from
+# hardware of its own delays nobody, and goes on while it gains as much.
 EXPLORED_SHARE = 0.005
 # Verdicts of a try where nobody waits, one comparison would teach nothing; verdicts between two plans of what is off,
 # and steps in which a head that does not pay is not thought of: thinking takes time, too.

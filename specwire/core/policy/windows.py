@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter, mul
 from typing import NamedTuple
 
 from specwire.core.messages import MOST_WINDOW, NEGLIGIBLE, SourceKind
 from specwire.core.policy.costs import part_of
+from specwire.core.policy.drafters import Due
 from specwire.core.policy.estimates import AcceptanceByPosition, V, affordable
-from specwire.core.policy.tunables import (
-    LEAST_GAIN,
-    LOOK_EVERY_US,
-    PREFILL_ROWS,
-    SHORT_CHAIN,
-)
+from specwire.core.policy.tunables import LEAST_GAIN, PREFILL_ROWS
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A planned step: the sessions that may take part, and each one's share.
-
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """Draft tokens that should arrive around `expected_us`; waiting beyond `latest_us` is pointless."""
-
-    tokens: int
-    expected_us: float
-    latest_us: float
-    chance: float
 
 
 class StepCandidate(NamedTuple):
@@ -44,7 +30,8 @@ class StepCandidate(NamedTuple):
         drafted: draft tokens of the longest live chain behind the decided text, and `acceptance` of such.
         spare_us: what its ledger lets it lose in this step by waiting and by a window that is entirely wrong, including
         the cost to others.
-        missing: draft tokens that are due and not here yet.
+        missing: draft tokens that are due and not here yet, and awaited: when they should come. Waiting beyond
+        `latest_us` is pointless.
         guess: what the verifier itself proposes.
         untested_us: time spent since a window of it was last tested, of whichever source.
         whole: the only widths that a window of the chain may have; None where it may have any.
@@ -56,7 +43,7 @@ class StepCandidate(NamedTuple):
     drafted: int
     spare_us: float
     acceptance: AcceptanceByPosition
-    awaited: Awaited | None = None
+    awaited: Due | None = None
     missing: int = 0
     guess: Guess | None = None
     untested_us: float = 0.0
@@ -82,10 +69,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Run `shares` now, or first wait until `wait_until_us` for proposals.
-
-    awaited: slots that are waited for, and pay for it.
-    """
+    """Run `shares` now, or first wait until `wait_until_us` for proposals of the `awaited` slots, which pay for it."""
 
     shares: tuple[Share, ...]
     wait_until_us: float | None = None
@@ -110,38 +94,16 @@ class Guess(NamedTuple):
 # windows shrink to zero.
 
 
-class Window(NamedTuple):
-    """Draft tokens of a session that a step tests, of a source of `kind`."""
-
-    width: int
-    kind: SourceKind
-
-
-NONE = Window(0, SourceKind.DRAFTER)
-
-
-@dataclass(slots=True)
-class Windows:
-    """Windows of a step in which every session decides. rows, tokens: sums over the step; tokens are expected ones.
-
-    Invariant: `rows` is the number of sessions and all widths.
-    """
+class Windows(NamedTuple):
+    """Windows of a step in which every session decides. rows, tokens: sums over the step; tokens are expected ones."""
 
     rows: int
     tokens: float
-    by_slot: dict[int, Window] = field(default_factory=dict)
+    by_slot: Mapping[int, tuple[int, SourceKind]]
 
-    @classmethod
-    def without(cls, sessions: int) -> Windows:
-        return cls(sessions, float(sessions))
-
-    def of(self, slot: int) -> Window:
-        return self.by_slot.get(slot, NONE)
-
-    def add(self, piece: WindowPiece) -> None:
-        self.rows += piece.width
-        self.tokens += piece.gain
-        self.by_slot[piece.candidate.slot] = Window(self.of(piece.candidate.slot).width + piece.width, piece.kind)
+    def of(self, slot: int) -> tuple[int, SourceKind]:
+        """How many draft tokens of it the step tests, and whose."""
+        return self.by_slot.get(slot, (0, SourceKind.DRAFTER))
 
 
 class WindowPiece(NamedTuple):
@@ -157,42 +119,33 @@ class WindowPiece(NamedTuple):
     kind: SourceKind
 
 
-def filled(candidates: Sequence[StepCandidate]) -> Windows:
-    """The widest window that each session's chain allows, whatever it costs or gains."""
-    windows = Windows.without(len(candidates))
-    for candidate in candidates:
-        width = max(_ends(candidate), default=0)
-        if width:
-            windows.add(next(_whole(candidate, width)))
-    return windows
-
-
 def divided(candidates: Sequence[StepCandidate], V: V, most_rows: float = math.inf) -> Windows:
-    """Windows of sessions, which have one row each in any case. The step has at most `most_rows` rows in all.
-
-    A session is charged for what its window costs all of them (`row_us`). Its ledger must be able to bear that charge
-    if the whole window is wrong.
+    """Windows of sessions, which have one row each in any case. A session is charged for what its window costs all of
+    them (`row_us`), and must be able to bear that if the whole window is wrong.
     """
-    sessions, windows = len(candidates), Windows.without(len(candidates))
+    sessions = len(candidates)
     pieces = _within_ledgers(_fastest(_pieces(candidates, V), sessions, most_rows, V), sessions, V)
-    if _pays(pieces, sessions, V):
-        for piece in pieces:
-            windows.add(piece)
-    else:
+    if not _pays(pieces, sessions, V):
         pieces = []
+    tested, rows = {piece.candidate.slot for piece in pieces}, sessions + sum(piece.width for piece in pieces)
     for candidate in candidates:
-        if not candidate.untested_us or windows.of(candidate.slot).width:
+        if not candidate.untested_us or candidate.slot in tested:
             continue
-        for tested in _whole(candidate, min(_ends(candidate), default=0)):
-            # All wait for a test of the estimates.
-            cost_us, rows = sessions * (V(windows.rows + tested.width) - V(windows.rows)), windows.rows + tested.width
-            if rows <= most_rows and affordable(cost_us, candidate.untested_us):
-                more = [*pieces, tested]
+        for ends, acceptance, kind in _sources(candidate):
+            # Of a chain as little as may be tested; a guess in one piece. All wait for a test of the estimates.
+            width = (min if kind is SourceKind.DRAFTER else max)(ends, default=0)
+            cost_us = sessions * (V(rows + width) - V(rows))
+            if width and rows + width <= most_rows and affordable(cost_us, candidate.untested_us):
+                gain = acceptance.expected(width) - 1.0
+                more = [*pieces, WindowPiece(gain / width, gain, width, candidate, kind)]
                 if len(_within_ledgers(more, sessions, V)) == len(more):
-                    windows.add(tested)
-                    pieces = more
+                    pieces, rows = more, rows + width
                     break
-    return windows
+    widths = Counter[int]()
+    for piece in pieces:
+        widths[piece.candidate.slot] += piece.width
+    by_slot = {each.candidate.slot: (widths[each.candidate.slot], each.kind) for each in pieces}
+    return Windows(rows, sum((piece.gain for piece in pieces), float(sessions)), by_slot)
 
 
 def _fastest(pieces: Sequence[WindowPiece], sessions: int, most_rows: float, V: V) -> list[WindowPiece]:
@@ -245,19 +198,21 @@ def _within_ledgers(pieces: Sequence[WindowPiece], sessions: int, V: V) -> list[
 
 
 def _pieces(candidates: Sequence[StepCandidate], V: V) -> list[WindowPiece]:
-    """What may be tested, best first. All pieces of a session are of one source: its chain or its guess."""
+    """What may be tested, best first; of each session of its better source: its chain or its guess."""
     if not any(candidate.drafted or candidate.guess is not None for candidate in candidates):
         return []
     least = _least_density(len(candidates), V)
-    found = [piece for candidate in candidates for piece in _offered(candidate, least)]
+    found = list[WindowPiece]()
+    for candidate in candidates:
+        if candidate.spare_us >= 0.0:  # one in debt is offered nothing
+            offered = [_cut(candidate, *source, least) for source in _sources(candidate)]
+            found += max(offered, key=lambda pieces: sum(piece.gain for piece in pieces))
     return sorted(found, key=attrgetter("density"), reverse=True)
 
 
 def _least_density(sessions: int, V: V) -> float:
-    """The least gain with which a row can pay, by the average slope of V(m) over widths that are powers of two.
-
-    So most guesses of a batch need not be weighed. Where V(m) rises in steps, a row that happens to cost nothing may be
-    missed.
+    """The least gain with which a row can pay, by the average slope of V(m) over widths that are powers of two: most
+    guesses need not be weighed. Where V(m) rises in steps, a row that happens to cost nothing may be missed.
     """
     plain_us = V(sessions)
     widths, most = [1], MOST_WINDOW * sessions
@@ -266,32 +221,23 @@ def _least_density(sessions: int, V: V) -> float:
     return sessions / plain_us * min((V(sessions + width) - plain_us) / width for width in widths)
 
 
-def _offered(candidate: StepCandidate, least: float) -> Sequence[WindowPiece]:
-    """The pieces of its better source, chain or guess, that gain more than `least` per row; of none that is in debt."""
-    if candidate.spare_us < 0.0:
-        return []
-    chained = _cut(candidate, candidate.acceptance, _ends(candidate), SourceKind.DRAFTER, least)
-    guess = candidate.guess
-    if guess is None:
-        return chained
-    guessed = _cut(candidate, guess.acceptance, range(1, _most(candidate, guess) + 1), guess.kind, least)
-    return max(chained, guessed, key=lambda pieces: sum(piece.gain for piece in pieces))
+def _sources(candidate: StepCandidate) -> Iterator[tuple[Sequence[int], AcceptanceByPosition, SourceKind]]:
+    """Of its chain, then of its guess, the widths that a window may have."""
+    yield chain_widths(candidate), candidate.acceptance, SourceKind.DRAFTER
+    if (guess := candidate.guess) is not None:
+        most = min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
+        yield range(1, most + 1), guess.acceptance, guess.kind
 
 
-def _ends(candidate: StepCandidate) -> Sequence[int]:
-    """Widths that a window of its chain may have."""
+def chain_widths(candidate: StepCandidate) -> Sequence[int]:
     most = min(MOST_WINDOW, candidate.drafted, candidate.room - 1)
     if candidate.whole is None:
         return range(1, most + 1)
     return [end for end in candidate.whole if end <= most]
 
 
-def _most(candidate: StepCandidate, guess: Guess) -> int:
-    return min(MOST_WINDOW, len(guess.tokens), candidate.room - 1)
-
-
 def _cut(
-    candidate: StepCandidate, acceptance: AcceptanceByPosition, ends: Sequence[int], kind: SourceKind, least: float
+    candidate: StepCandidate, ends: Sequence[int], acceptance: AcceptanceByPosition, kind: SourceKind, least: float
 ) -> list[WindowPiece]:
     """Pieces that end at `ends`. Their density falls as the probabilities do."""
     start, pieces, least = 0, list[WindowPiece](), max(least, NEGLIGIBLE)
@@ -306,56 +252,11 @@ def _cut(
     return pieces
 
 
-def _whole(candidate: StepCandidate, width: int) -> Iterator[WindowPiece]:
-    """A window of its chain of this width, then all of its guess, each in one piece."""
-    offered = [(width, candidate.acceptance, SourceKind.DRAFTER)]
-    if (guess := candidate.guess) is not None:
-        offered.append((_most(candidate, guess), guess.acceptance, guess.kind))
-    for wide, acceptance, kind in offered:
-        if wide > 0:
-            gain = acceptance.expected(wide) - 1.0
-            yield WindowPiece(gain / wide, gain, wide, candidate, kind)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Whose texts are searched for guesses: a look-up takes time, whether its guess is used or not, and where a text repeats
-# little, or rows are dear, hardly any guess pays. Pure.
-
-
-class Searchable(NamedTuple):
-    """A session whose text may be searched.
-
-    in_vain: searches in a row whose guesses were in no window. right_since: tokens that went on as the last guess said.
-    unsearched_us: time of the steps since it was searched.
-    """
-
-    slot: int
-    in_vain: int
-    right_since: int
-    unsearched_us: float = 0.0
-
-
-def searched(sessions: Sequence[Searchable]) -> set[int]:
-    """Slots of those that the next step searches: one of whose last guesses was used, or whose last one is still right,
-    and all of them now and then. Each by its own past: a tenant's texts must not show in how soon another's are
-    searched.
-    """
-    rest_us = LOOK_EVERY_US * len(sessions)
-    return {
-        each.slot
-        for each in sessions
-        if each.in_vain < SHORT_CHAIN or each.right_since >= SHORT_CHAIN or each.unsearched_us >= rest_us
-    }
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What the next step does: a pure function of its arguments (no model, no clock, no queue).
 #
 # Every session with room gets at least one row behind its text, so a step decides at least one token for each whose
 # prompt is in the cache. Prompts come in chunks under a budget: a long one delays the others by no more than that.
-
-# How long a patient verifier waits for tokens that are due.
-PATIENCE_US = 5e6
 
 
 def schedule(
@@ -363,70 +264,50 @@ def schedule(
     now_us: float,
     V: V,
     prefill_rows: int = PREFILL_ROWS,
-    patient: bool = False,
-    waited_us: float = 0.0,
     most_rows: float = math.inf,
 ) -> StepPlan:
-    """Plan a step. V(m): expected microseconds of a step of m rows.
-
-    patient: wait for everything that is due and test all of it, whatever it costs, without a ledger. It is for
-    measurements: textbook speculation, and streaming with a verifier that waits. waited_us: time since the last step,
-    because patience ends, too. most_rows: a step of decoding sessions gets no draft tokens beyond so many rows.
-    """
-    decoding = [candidate for candidate in candidates if candidate.uncached == 1]
-    prompts = _chunks([candidate for candidate in candidates if candidate.uncached > 1], prefill_rows)
-    if patient:
-        if any(candidate.missing > 0 for candidate in decoding) and waited_us < PATIENCE_US:
-            return StepPlan((), now_us + PATIENCE_US - waited_us, tuple([each.slot for each in decoding]))
-        windows = filled(decoding)
-    else:
-        windows = divided(decoding, V, most_rows)
-    shares = [_share(each.slot, windows) for each in decoding]
-    if patient or prompts or len(decoding) >= most_rows:  # what came could not be tested
+    """Plan a step. V(m): its microseconds with m rows. most_rows: beyond these it gets no draft tokens."""
+    decoding, prompts = [each for each in candidates if each.uncached == 1], chunks(candidates, prefill_rows)
+    windows = divided(decoding, V, most_rows)
+    shares = [Share(each.slot, 1, width, True, kind) for each in decoding for width, kind in [windows.of(each.slot)]]
+    if prompts or len(decoding) >= most_rows:  # what came could not be tested
         return StepPlan((*shares, *prompts))
-    return StepPlan(tuple(shares), *_wait(decoding, shares, now_us, windows, V))
+    return StepPlan(tuple(shares), *_wait(decoding, now_us, windows, V))
 
 
-def _share(slot: int, windows: Windows) -> Share:
-    window = windows.of(slot)
-    return Share(slot, 1, window.width, True, window.kind)
-
-
-def _chunks(candidates: Sequence[StepCandidate], budget: int) -> list[Share]:
+def chunks(candidates: Sequence[StepCandidate], budget: int) -> list[Share]:
     """Chunks of prompts to feed, in the order given, `budget` tokens in all."""
-    chunks = []
+    fed = list[Share]()
     for candidate in candidates:
         fresh = min(candidate.uncached, budget)
-        if fresh:
-            chunks.append(Share(candidate.slot, fresh, 0, fresh == candidate.uncached))
-        budget -= fresh
-    return chunks
+        if fresh and candidate.uncached > 1:
+            fed.append(Share(candidate.slot, fresh, 0, fresh == candidate.uncached))
+            budget -= fresh
+    return fed
 
 
 class Expected(NamedTuple):
     """What a session would gain by waiting: `rows` more, in a window of `width`, with `gain` more expected tokens."""
 
     candidate: StepCandidate
-    awaited: Awaited
+    awaited: Due
     width: int
     rows: int
     gain: float
 
 
 def _wait(
-    candidates: Sequence[StepCandidate], shares: Sequence[Share], now_us: float, windows: Windows, V: V
+    candidates: Sequence[StepCandidate], now_us: float, windows: Windows, V: V
 ) -> tuple[float | None, tuple[int, ...]]:
     """Until when to wait, and for whom, if what is due by then is worth it: (B + g) / (V(m + n) + w) > B / V(m).
 
-    All sessions wait, and those that are waited for pay for it. One whose ledger could not bear its part is not waited
-    for.
+    All sessions wait. Those that are waited for pay for it; one whose ledger could not bear its part is not.
     """
-    planned = {share.slot: share for share in shares}
     awaited = [(each, each.awaited) for each in candidates if each.awaited and each.awaited.latest_us > now_us]
     if not awaited:
         return None, ()
     least = _least_density(len(candidates), V)
-    due = [_expect(each, planned[each.slot], what, least) for each, what in awaited]
+    due = [_expect(each, *windows.of(each.slot), what, least) for each, what in awaited]
     due.sort(key=lambda each: each.awaited.expected_us)
     rows, B = windows.rows, windows.tokens
     until: float | None = None
@@ -458,22 +339,22 @@ def _able(due: Sequence[Expected], sessions: int, now_us: float, rows: int, V: V
     return able
 
 
-def _expect(candidate: StepCandidate, share: Share, awaited: Awaited, least: float) -> Expected:
-    """What the session's part of the step would grow by if `awaited` were there.
+def _expect(candidate: StepCandidate, present: int, kind: SourceKind, awaited: Due, least: float) -> Expected:
+    """What the session's part of the step would grow by if `awaited` were there: its chain's window.
 
-    The chain's window grows by what is due. Tokens that gain `least` per row or less are left out, since `divided`
-    would not test them; a window that must be whole keeps them. Weighed by all that is due, a wait for a long chain
-    would not pay where one for its beginning does.
+    Tokens that gain `least` per row or less are left out, since `divided` would not test them; a window that must be
+    whole keeps them. Weighed by all that is due, a wait for a long chain would not pay where one for its beginning
+    does.
     A guess gives way to the chain, if that is then expected to decide more.
     """
-    chained = share.kind is SourceKind.DRAFTER
-    window = share.window if chained else candidate.drafted
-    wider = min(MOST_WINDOW, window + awaited.tokens, candidate.room - 1)
+    chained, acceptance = kind is SourceKind.DRAFTER, candidate.acceptance
+    window = present if chained else candidate.drafted
+    wider = min(MOST_WINDOW, window + candidate.missing, candidate.room - 1)
     if candidate.whole is None:
-        decided = accumulate(candidate.acceptance.rates(wider), mul)
+        decided = accumulate(acceptance.rates(wider), mul)
         wider = max(min(window, wider), sum(chance > least for chance in decided))
-    present = candidate.acceptance if chained or candidate.guess is None else candidate.guess.acceptance
-    gain = candidate.acceptance.expected(wider) - present.expected(share.window)
+    tested = acceptance if chained or candidate.guess is None else candidate.guess.acceptance
+    gain = acceptance.expected(wider) - tested.expected(present)
     if gain <= 0.0 and not chained:
-        return Expected(candidate, awaited, share.window, 0, 0.0)
-    return Expected(candidate, awaited, wider, wider - share.window, gain)
+        return Expected(candidate, awaited, present, 0, 0.0)
+    return Expected(candidate, awaited, wider, wider - present, gain)

@@ -23,11 +23,11 @@ from specwire.core.messages import (
     TokenLogprobs,
     Verdict,
 )
-from specwire.core.policy.costs import Ledger, StepCharge
+from specwire.core.policy.costs import Ledger
 from specwire.core.policy.drafters import DrafterPacing, Due, LearntDrafter, PlannedStep
 from specwire.core.policy.estimates import AcceptanceByPosition
 from specwire.core.policy.tunables import ENOUGH
-from specwire.core.policy.windows import Awaited, Guess, StepCandidate
+from specwire.core.policy.windows import Guess, StepCandidate
 from specwire.core.text import Ending, Text, extend_hash
 from specwire.core.verify.chains import BestPath, Chains, Offer
 from specwire.core.verify.references import References
@@ -562,22 +562,26 @@ class RunningSession:
             session.width(path, most),
             spare_us,
             session.chains.acceptance(source),
-            None if due is None else Awaited(missing, *due[1]),
+            None if due is None else due[1],
             missing,
             guess,
             untested_us=session.untested_us,
             whole=session.whole(most),
         )
 
-    def decided(self, now_us: float, tokens: int, step: StepCharge) -> None:
-        """A verdict of `tokens` goes out, and is charged for the time since the last one."""
+    def decided(self, now_us: float, tokens: int, plain_us: float | None, windows_us: float = 0.0) -> None:
+        """A verdict of `tokens` goes out, and is charged for the time since the last one.
+
+        plain_us: the plain step of the same batch. None: this step was it (no draft token tested, nothing waited for),
+        or a prompt shared it. windows_us: its charge for what windows take, see `StepCosts.windows_us` and `part_of`.
+        """
         spent_us, ledger = now_us - self.since_us, self.session.ledger
-        if step.plain_us is None:
+        if plain_us is None:
             ledger.charge(spent_us, tokens, spent_us / tokens)
         else:
             if self.waited_us:
                 ledger.charge(0.0, 0, 0.0, self.waited_us)
-            ledger.charge(spent_us, tokens, step.plain_us, step.plain_us + step.part * step.windows_us)
+            ledger.charge(spent_us, tokens, plain_us, plain_us + windows_us)
         self._charge_from(now_us)
         self.unheard = 0 if self.proposed or not self.session.in_turns else self.unheard + 1
         self.proposed = False

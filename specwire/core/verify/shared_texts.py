@@ -40,7 +40,6 @@ TEXT, END, TAGS, LINKS = range(4)
 SLOT_WORDS = LINKS + len(SHARED_ORDERS)
 # See VOTES and READ_AT_ONCE.
 CHAIN_LINKS, GATHERED_TOKENS = 3 * VOTES, READ_AT_ONCE // 16
-EMPTY_SLOT = array("I", [0] * SLOT_WORDS)
 WORD_MASK = (1 << 32) - 1
 TAG_BITS = 8
 TAG_MASK = (1 << TAG_BITS) - 1
@@ -58,8 +57,6 @@ HASH_BASE = 0x5851F42D4C957F2D
 HASH_SPREAD = 0x9E3779B97F4A7C15
 HASH_SHIFT, TAG_SHIFT = 20, 36
 POWERS = [pow(HASH_BASE, exponent, 1 << 64) for exponent in range(SHARED_ORDERS[0])]
-# From so many tokens on they are taken in together, by vectors: what is then found is the same.
-VECTOR_TOKENS = 24
 # One hash, or those of many n-grams.
 Hashes = TypeVar("Hashes", int, NDArray[np.int64])
 
@@ -184,12 +181,8 @@ class ScopeTexts:
             first -= 1  # what follows the common part is its own
         text.tokens.extend(tokens)
         ends = range(max(first, SHARED_ORDERS[-1]), len(text.tokens) + 1)
-        if len(ends) < VECTOR_TOKENS:
-            for end in ends:
-                self._note(text, end)
-        else:
-            for start in range(0, len(ends), self.capacity // 2):
-                self._note_all(text, ends[start : start + self.capacity // 2])
+        for start in range(0, len(ends), self.capacity // 2):
+            self._note(text, ends[start : start + self.capacity // 2])
 
     def forget(self, session_id: str) -> None:
         """Drop a session's text; nothing of it is proposed any more, also while the session runs on."""
@@ -257,29 +250,8 @@ class ScopeTexts:
             self.capacity *= 2
         return self.used + count > self.capacity
 
-    def _note(self, text: SharedText, end: int) -> None:
-        """Index the n-grams that end before offset `end`."""
-        if not self.holds(text):
-            return
-        full = self._take(1)
-        slot = self.used % self.capacity
-        words, at = self._words, slot * SLOT_WORDS
-        if full:
-            self._evict(words[at + TEXT])
-            if not self.holds(text):
-                return
-        self.used += 1
-        mask, tags = self.capacity - 1, 0
-        words[at : at + SLOT_WORDS] = EMPTY_SLOT
-        for index, value in _hashes(text.tokens[max(0, end - SHARED_ORDERS[0]) : end]):
-            heads, bucket = self._latest[index], value & mask
-            words[at + LINKS + index] = heads[bucket]
-            heads[bucket] = slot + 1
-            tags |= _tag(value, index)
-        words[at + TEXT], words[at + END], words[at + TAGS] = text.number, end, tags
-
-    def _note_all(self, text: SharedText, ends: range) -> None:
-        """The same of many, by vectors; at most `capacity` of them."""
+    def _note(self, text: SharedText, ends: range) -> None:
+        """Index the n-grams that end before these offsets, at most `capacity` of them."""
         if not self.holds(text):
             return
         full = self._take(len(ends))

@@ -25,8 +25,7 @@ def test_where_rows_cost_nothing_more_of_the_tree_is_not_slower() -> None:
 def test_the_likeliest_nodes_come_behind_their_parents() -> None:
     tree = Tree(0, 0)
     # 0 and 3 are siblings; 1 is behind 0, 2 behind 1, 4 behind 3.
-    for parent, token in ((-1, 10), (0, 11), (1, 12), (-1, 20), (3, 21)):
-        tree.add(parent, token)
+    tree.extend((10, 11, 12, 20, 21), (-1, 0, 1, -1, 3))
     assert [node.number for node in likeliest(tree, (0.6, 0.3), 5)] == [0, 1, 3, 2, 4]
     assert [node.number for node in likeliest(tree, (0.6, 0.3), 2)] == [0, 1]
     assert likeliest(Tree(0, 0), (0.6, 0.3), 5) == []
