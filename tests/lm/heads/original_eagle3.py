@@ -117,10 +117,6 @@ class OriginalEagle3:
         """All rows."""
         self.keys = self.values = torch.empty(self.config["num_attention_heads"], 0, self.size)
 
-    def rewind(self, rows: int) -> None:
-        """To the first so many."""
-        self.keys, self.values = self.keys[:, :rows], self.values[:, :rows]
-
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """(rows, 3 width), low, middle and high features side by side, to (rows, width)."""
         if self.flags["norm_before_fc"]:
@@ -151,10 +147,7 @@ class OriginalEagle3:
     def draft(self, taps: torch.Tensor, text: list[int], depth: int) -> tuple[list[int], torch.Tensor]:
         """The best ids behind `text`, and logits, (depth, draft vocabulary). taps: of all but its last token."""
         self.forget()
-        return self.guess(self.extend(self.fuse(taps), torch.tensor(text[1:]))[-1:], depth)
-
-    def guess(self, last: torch.Tensor, depth: int) -> tuple[list[int], torch.Tensor]:
-        """As `draft`, behind the rows that it has. last: (1, width), what the last of them leads to."""
+        last = self.extend(self.fuse(taps), torch.tensor(text[1:]))[-1:]
         ids, logits = list[int](), [self.logits(last)]
         while True:
             ids.append(int(self.target_ids(logits[-1].argmax())))

@@ -66,15 +66,8 @@ def plain(target: Any, texts: list[tuple[list[int], int]], tmp_path_factory: pyt
     head, found = OriginalEagle3(folder, target.get_parameter("model.embed_tokens.weight")), []
     for text, begin in texts:
         told = target(input_ids=torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
-        states = head.fuse(torch.cat([told[tap][0] for tap in TAPS], dim=-1))
-        head.forget()
-        last, counts = head.extend(states[: begin - 1], torch.tensor(text[1:begin]))[-1:], []
-        for place in range(begin, len(text) - DEPTH + 1):
-            counts.append(right(head.guess(last, DEPTH)[0], text, place))
-            head.rewind(place - 1)
-            if place < len(text):
-                last = head.extend(states[place - 1 : place], torch.tensor(text[place : place + 1]))
-        found.append(counts)
+        taps, places = torch.cat([told[tap][0] for tap in TAPS], dim=-1), range(begin, len(text) - DEPTH + 1)
+        found.append([right(head.draft(taps[: at - 1], text[:at], DEPTH)[0], text, at) for at in places])
     return found
 
 

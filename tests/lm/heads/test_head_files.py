@@ -70,23 +70,11 @@ def test_a_configuration_that_is_no_object_is_named(raw: bytes, head: Path) -> N
     refused(head, "config.json: cannot be read: ")
 
 
-@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "intermediate_size", "head_dim", "draft_vocab_size"])
-def test_a_size_is_held_against_a_tensor_before_anything_is_made_of_it(key: str, head: Path) -> None:
-    whole = {"vocab_size": 1 << 40} if key == "draft_vocab_size" else {}
-    said(head, **whole, **{key: 1 << 40})
-    refused(head, r"model.safetensors: .*\d{13}")
-
-
-@pytest.mark.parametrize("raw", [b"", b"no tensors at all", b"\xff" * 8 + b"{}", b"\x02\0\0\0\0\0\0\0{}"])
-def test_weights_that_are_none_are_named(raw: bytes, head: Path) -> None:
-    (head / "model.safetensors").write_bytes(raw)
-    refused(head, "model.safetensors: ")
-
-
-def test_weights_that_were_cut_short_are_named(head: Path) -> None:
+@pytest.mark.parametrize("raw", [b"", b"no tensors", b"\xff" * 8 + b"{}", b"\x02\0\0\0\0\0\0\0{}", None])
+def test_weights_that_are_none_or_cut_short_are_named(raw: bytes | None, head: Path) -> None:
     path = head / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    refused(head, "model.safetensors: cannot be read: ")
+    path.write_bytes(path.read_bytes()[:-100] if raw is None else raw)
+    refused(head, "model.safetensors: ")
 
 
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "num_hidden_layers")
@@ -261,7 +249,7 @@ def test_it_is_read_without_what_says_nothing_more(head: Path) -> None:
 
 @pytest.mark.parametrize("layers", range(1, 40))
 def test_taps_that_are_not_told_are_of_the_target_s_layers(layers: int, head: Path) -> None:
-    said(head, **{TAPS: ...})
+    said(head, **{TAPS: ... if layers % 2 else []})
     taps = load(head, layers, EMBEDDING).config.taps
     assert taps == default_taps(layers)
     assert all(0 <= tap <= layers for tap in taps)
@@ -269,14 +257,6 @@ def test_taps_that_are_not_told_are_of_the_target_s_layers(layers: int, head: Pa
         assert sorted(set(taps)) == list(taps), "each says something of its own"
     if layers >= 7:
         assert taps == (2, layers // 2, layers - 3)
-
-
-@pytest.mark.parametrize(("key", "taps"), [(TAPS, (1, 2, 4)), ("eagle_config", (2, 3, 5))])
-def test_taps_of_the_two_readers_differ_by_one(key: str, taps: tuple[int, ...], head: Path) -> None:
-    """VLLM reads what enters a layer, SGLang, of `eagle_config`, what leaves it."""
-    said(head, **{TAPS: ...})
-    said(head, **{key: [1, 2, 4] if key == TAPS else {TAPS: [1, 2, 4]}})
-    assert load(head, LAYERS, EMBEDDING).config.taps == taps
 
 
 def test_flags_may_be_within_eagle_config(head: Path) -> None:
@@ -295,11 +275,6 @@ def test_what_an_error_shows_of_a_file_is_short() -> None:
         with pytest.raises(ModelError) as found:
             wrong()
         assert len(str(found.value)) < 200
-
-
-def test_an_empty_list_of_taps_is_as_none(head: Path) -> None:
-    said(head, **{TAPS: []})
-    assert load(head, LAYERS, EMBEDDING).config.taps == default_taps(LAYERS)
 
 
 def test_tensors_may_be_in_several_files_with_an_index(head: Path) -> None:

@@ -12,7 +12,6 @@ from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel
 
 from specwire.core.draft import DraftingModel, HeadRequest
-from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError, TreeFeed
 from specwire.lm import LanguageModel, load_model
@@ -225,22 +224,6 @@ def test_a_text_whose_last_token_is_cached_is_no_one_s_to_draft_for(tmp_path: Pa
         with pytest.raises(ValueError, match=r"start: slot 0 holds 3|context is 48|outside the vocabulary"):
             lm.skim([feed], lm.kept)
     assert lm.written(0) == 3
-
-
-def test_under_coupled_it_draws_with_the_target_s_noise(tmp_path: Path) -> None:
-    target, where = built(tmp_path)
-    lm, text = skimming(where), [3, 17, 8, 29]
-    lm.forward([Feed(0, 0, text[:3], 1)])
-    plain, ids = ByHand(target), torch.arange(models.VOCABULARY).numpy()
-    with torch.no_grad():
-        plain.read(text[:-1])
-        logits = plain.row(text[-1], 3, lm.kept, {}).double().numpy()
-    found = set()
-    for seed in range(12):
-        (drafted,) = lm.draft([HeadRequest(0, text, Sampling(temperature=6.0, seed=seed), 1)])
-        assert drafted == [int((logits / 6.0 + gumbel(seed, 0, len(text), ids)).argmax())]
-        found.update(drafted)
-    assert len(found) > 3
 
 
 def test_what_is_not_finite_is_a_failure_and_leaves_nothing_behind(tmp_path: Path) -> None:
