@@ -122,6 +122,7 @@ def test_a_rotation_that_depends_on_the_length_takes_the_generic_path(tmp_path: 
         ({"dtype": "int4"}, "dtype: must be one of float32, bfloat16, float16, not 'int4'"),
         ({"device": "warp"}, "device: 'warp' cannot be used here"),
         ({"threads": 0}, "threads: must be at least 1, not 0"),
+        ({"deterministic": True, "device": "meta"}, "deterministic: is known to hold on cpu only, not on meta"),
         ({"context": 1}, "context: must be from 2 to 16777216 positions, not 1"),
         ({"context": CONTEXT + 1}, f"context: the model was made for {CONTEXT} positions, not {CONTEXT + 1}"),
     ],

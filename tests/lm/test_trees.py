@@ -132,33 +132,6 @@ def test_a_node_does_not_see_those_beside_it(kind: str, others: int, tmp_path: P
     torch.testing.assert_close(clean[:2], expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_what_was_not_kept_is_gone(kind: str, tmp_path: Path) -> None:
-    """Decided is node 1; below it stand 3, 4, 5 and 7, of which 4 is dropped. A NaN in the dropped rows would show."""
-    model, lm = loaded(kind, tmp_path)
-    trunk = len(TEXT)
-    lm.forward([Feed(0, 0, TEXT, 0)])
-    lm.forward([branching(0, trunk)])
-    lm.keep(0, trunk, [trunk + node for node in (1, 3, 5, 7)])
-    assert lm.cached(0) == trunk + 4
-    fill(lm, 0, range(trunk + 4, CONTEXT), NAN)
-    text, below = [*TEXT, tokens_of(2)[1]], trunk + 1
-    grown = Feed(
-        0, trunk + 4, [2, 6, 8], 3, TreeFeed(below, ((below, below + 1), (below,), (below, below + 1, below + 2)))
-    )
-    tokens = tokens_of(len(PARENTS))
-    expected = last_rows(
-        model, [[*text, tokens[3], tokens[5], 2], [*text, tokens[3], 6], [*text, tokens[3], tokens[5], tokens[7], 8]]
-    )
-    torch.testing.assert_close(lm.forward([grown]), expected, atol=TOLERANCE, rtol=TOLERANCE)
-    # Decided are 3 and 5: the text is a line again.
-    lm.keep(0, below, [below, below + 1])
-    fill(lm, 0, range(below + 2, CONTEXT), NAN)
-    text += [tokens[3], tokens[5], 8]
-    got = lm.forward([Feed(0, len(text) - 1, [8], 1)])
-    torch.testing.assert_close(got[0], plain(model, text)[-1], atol=TOLERANCE, rtol=TOLERANCE)
-
-
 def test_trees_stand_beside_long_feeds(tmp_path: Path) -> None:
     """In the shared attention, and behind it: a tree of many nodes, a prompt's chunk, and a single node."""
     model, lm = loaded("llama", tmp_path)

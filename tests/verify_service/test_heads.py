@@ -457,18 +457,6 @@ def test_a_prompt_is_read_once_and_its_own_text_is_not_charged() -> None:
     assert rig.engine.steps < 40
 
 
-@pytest.mark.parametrize(("sessions", "read"), [(1, 1), (8, 4)])
-def test_what_others_wait_for_a_reading_is_charged(sessions: int, read: int) -> None:
-    """Reading takes 1.5 plain steps: it is borne while few others have begun, and not when all have."""
-    heads = ScriptedHeads(right)
-    rig = rig_with(heads, HeadDepth({1: 20.0}, row_us=1500.0 / 40), context=1024, growth=0.0)
-    heads.reading = takes(rig, 1500.0)
-    for handle in range(sessions):
-        rig.open(handle, (*PROMPT, handle), max_tokens=100)
-    rig.run()
-    assert len(heads.caught_up) == read
-
-
 def test_of_a_batch_s_prompts_as_much_is_read_as_its_ledgers_can_bear() -> None:
     """A prompt takes twelve plain steps to read; charged for all of it, none of eight texts could bear a draft."""
     heads = ScriptedHeads(right)
@@ -495,19 +483,6 @@ def test_features_of_a_text_in_debt_are_not_kept_for_tries() -> None:
     drafted = {request.slot for request in heads.asked}
     assert len(drafted) == 1
     assert {slot for slots in heads.heeded for slot in slots} == drafted
-
-
-@pytest.mark.parametrize("indebted", [0, 3])
-def test_what_pays_for_many_need_not_pay_for_the_few_that_can_bear_it(indebted: int) -> None:
-    """All of the four would wait for the one that is not in debt."""
-    heads = ScriptedHeads(right)
-    rig = rig_with(heads, 250.0, context=1024, growth=0.0)
-    heads.slowed = takes(rig, 250.0, heads)
-    for handle in range(4):
-        rig.open(handle, (*PROMPT, handle), max_tokens=100, ledger_us=10**6 if handle < indebted else 0)
-    rig.run()
-    assert (4 in heads.together) == (indebted == 0)
-    assert heads.together.count(1) <= 4
 
 
 def test_where_it_does_not_pay_it_is_tried_with_all_texts() -> None:

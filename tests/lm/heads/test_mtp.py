@@ -202,18 +202,6 @@ def by_transformers(target: PreTrainedModel, gated: bool) -> Row:
 
 @RUNTIMES
 @pytest.mark.parametrize("name", FORMATS)
-def test_it_drafts_what_the_report_says(name: str, runtime: str, tmp_path: Path) -> None:
-    made = FORMATS[name]
-    target, layer, where = built(made, tmp_path)
-    lm, text = headed(where, beside(made, where, tmp_path, target), runtime), [3, 17, 8, 29, 11, 5, 23]
-    lm.forward([Feed(1, 0, text[:6], 1), Feed(0, 0, text[:1], 1)])
-    drafted = lm.draft([HeadRequest(1, text[:7], GREEDY, 5), HeadRequest(0, text[:2], GREEDY, 4)])
-    run = by_transformers(target, made.gated)
-    assert drafted == [expected(made, target, layer, text[: 7 - 5 * at], 5 - at, run) for at in (0, 1)]
-
-
-@RUNTIMES
-@pytest.mark.parametrize("name", FORMATS)
 def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(name: str, runtime: str, tmp_path: Path) -> None:
     made = FORMATS[name]
     target, layer, where = built(made, tmp_path)

@@ -315,25 +315,6 @@ def test_the_target_s_rows_are_the_same_bits_whether_it_is_tapped_or_not(runtime
     assert torch.equal(torch.cat(rows[: len(feeds)]), torch.cat(rows[len(feeds) :]))
 
 
-@RUNTIMES
-def test_behind_what_was_not_kept_the_head_begins_anew(runtime: str, tmp_path: Path) -> None:
-    """It then drafts as behind the end of the text, once it knows enough of that."""
-    target, head, where, beside = built(tmp_path, seed=1)
-    lm, text = headed(where, beside, runtime), [3 + (7 * index) % 40 for index in range(44)]
-    lm.forward([Feed(0, 0, text[:4], 1)])
-    lm.draft([HeadRequest(0, text[:5], GREEDY, 2)])
-    lm.heed(())
-    lm.forward([Feed(0, 4, text[4:7], 1)])
-    lm.heed([0])
-    end = 7 + LEAST_BEHIND
-    for at in range(7, end):
-        assert lm.unread(0) is None
-        lm.forward([Feed(0, at, [text[at]], 1)])
-    assert lm.unread(0) == LEAST_BEHIND
-    drafted = expected(target, head, text[: end + 1], 3, origin=7)
-    assert lm.draft([HeadRequest(0, text[: end + 1], GREEDY, 3)]) == [drafted]
-
-
 @pytest.mark.parametrize("read_before", [False, True])
 @RUNTIMES
 def test_of_what_is_unread_only_the_end_may_be_read(runtime: str, read_before: bool, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from specwire.lm import load_model
 from specwire.lm.guesses import guesses
 from specwire.lm.pretrained import pretrained
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary
-from specwire.lm.training import kept_texts, loop, own_answers
+from specwire.lm.training import kept_texts, own_answers
 from specwire.lm.training.drafter import DEPTH, DrafterCourse, begun, held_out
 from specwire.lm.training.kept_texts import KeptTexts
 from specwire.lm.training.own_answers import answers_of
@@ -155,29 +155,6 @@ def test_a_whole_vocabulary_makes_a_drafter_of_all_layers_its_target(target: str
     reached = held_out(drafter, kept_of(target, answers))
     assert min(reached.greedy) > 0.95
     assert min(reached.drawn) > 0.9
-
-
-def test_one_that_was_ended_goes_on_and_comes_to_the_same(
-    target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main(command(target, answers, whole, "--steps", "4")) == 0
-    step, done = loop.Optimiser.step, 0
-
-    def interrupted(self: loop.Optimiser, index: int) -> None:
-        nonlocal done
-        done += 1
-        if done == 4:
-            raise KeyboardInterrupt
-        step(self, index)
-
-    monkeypatch.setattr(loop.Optimiser, "step", interrupted)
-    assert main(command(target, answers, parts, "--steps", "4")) == 130
-    assert main(command(target, answers, parts, "--steps", "4")) == 0
-    assert done == 6, "steps that were kept are not taken again"
-    for name in ("training.json", "model.safetensors", VOCABULARY):
-        assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_target(tmp_path_factory.mktemp("target"))
 
 
-def prompts_of(teacher: Teacher, apart: list[str] | None = None) -> Prompts:
-    return Prompts(teacher.text, teacher.ends, apart or [], seed=3)
+def answered(teacher: Teacher, folder: Path, tokens: int) -> KeptTexts:
+    """A folder with so many tokens of answers."""
+    kept = KeptTexts(folder, WIDTH, ABOUT)
+    OwnAnswers(teacher, Prompts(teacher.text, teacher.ends, [], seed=3), kept, seed=1, texts=3).write(tokens, print)
+    return kept
 
 
 @pytest.fixture
@@ -43,8 +46,7 @@ def answering(target: str, monkeypatch: pytest.MonkeyPatch) -> Teacher:
 @torch.no_grad()
 def test_what_is_kept_is_what_the_target_says_of_the_text(answering: Teacher, target: str, tmp_path: Path) -> None:
     """Features and best guesses, of texts that were computed beside others; greedy ones are its best tokens."""
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(150, print)
+    kept = answered(answering, tmp_path, 150)
     assert kept.answers >= 150
     assert {text.kind for text in kept.texts} >= {"turn"}
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
@@ -66,8 +68,7 @@ def test_what_is_kept_is_what_the_target_says_of_the_text(answering: Teacher, ta
 
 def test_more_are_added_to_those_that_are_kept_and_none_twice(answering: Teacher, tmp_path: Path) -> None:
     for tokens in (40, 90):
-        kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-        OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(tokens, print)
+        answered(answering, tmp_path, tokens)
     again = KeptTexts(tmp_path, WIDTH, ABOUT)
     asked = [tuple(again.rows(text).tokens[: text.learnt].tolist()) for text in again.texts]
     assert again.answers >= 90
@@ -75,8 +76,7 @@ def test_more_are_added_to_those_that_are_kept_and_none_twice(answering: Teacher
 
 
 def test_a_text_that_was_not_finished_is_cut_off(answering: Teacher, tmp_path: Path) -> None:
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(30, print)
+    kept = answered(answering, tmp_path, 30)
     before = [kept.rows(text) for text in kept.texts]
     for name in ("tokens", "features", INDEX):
         with (tmp_path / name).open("ab") as file:
@@ -102,8 +102,7 @@ def test_texts_of_another_target_are_refused(about: dict[str, str], width: int, 
 
 
 def test_the_first_texts_are_those_with_so_many_tokens_of_answers(answering: Teacher, tmp_path: Path) -> None:
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(60, print)
+    kept = answered(answering, tmp_path, 60)
     whole = [*kept.texts]
     kept.first(30)
     assert kept.texts == whole[: len(kept.texts)]
@@ -112,8 +111,7 @@ def test_the_first_texts_are_those_with_so_many_tokens_of_answers(answering: Tea
 
 
 def test_files_that_are_too_short_are_refused(answering: Teacher, tmp_path: Path) -> None:
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(30, print)
+    answered(answering, tmp_path, 30)
     (tmp_path / "best").write_bytes(b"")
     with pytest.raises(ModelError, match=r"best: has 0 bytes, and index.jsonl tells of \d+"):
         KeptTexts(tmp_path, WIDTH, ABOUT)
@@ -261,8 +259,7 @@ def test_chains_are_those_of_the_head_unrolled(
     answering: Teacher, head: Eagle3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss, tested and right guesses of each step are as by the whole head at all places, masked by hand."""
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(150, print)
+    kept = answered(answering, tmp_path, 150)
     monkeypatch.setattr("specwire.lm.training.head.LIKELY", -2.5)
     batch, ids, depth = kept.batch(kept.texts), own_ids_of(head), 3
     rows = batch.rows._replace(features=batch.rows.features.float())
