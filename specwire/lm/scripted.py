@@ -72,14 +72,11 @@ class ScriptedRanks:
     def __post_init__(self) -> None:
         if not self.right or len(self.right) != len(self.scores) or not all(self.scores):
             raise ModelError("ranks: must hold a place and scores for each of one or more positions")
-        if any(rank is not None and not 0 <= rank < len(found) for rank, found in zip(*self._both, strict=True)):
+        places = zip(self.right, self.scores, strict=True)
+        if any(rank is not None and not 0 <= rank < len(found) for rank, found in places):
             raise ModelError("ranks: a place is beyond its scores")
         if any(list(found) != sorted(found, reverse=True) for found in self.scores):
             raise ModelError("ranks: scores must fall")
-
-    @property
-    def _both(self) -> tuple[Sequence[int | None], Sequence[Sequence[float]]]:
-        return self.right, self.scores
 
     @property
     def most(self) -> int:

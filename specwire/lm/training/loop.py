@@ -18,8 +18,7 @@ from specwire.core.model import ModelError
 from specwire.files import replaced, write_text
 from specwire.lm.model_config import first_line
 from specwire.lm.pretrained import CPU
-from specwire.lm.training.kept_texts import KeptText, KeptTexts, batches
-from specwire.lm.training.own_answers import ANSWERS, SEED, answers_of
+from specwire.lm.training.own_answers import ANSWERS, SEED, KeptText, KeptTexts, answers_of, batches
 from specwire.progress import LAST_LINE, ProgressBar
 from specwire.provenance import commit, cpu_model, versions
 

@@ -18,10 +18,9 @@ from specwire.lm import load_model
 from specwire.lm.guesses import guesses
 from specwire.lm.pretrained import pretrained
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary
-from specwire.lm.training import kept_texts, own_answers
+from specwire.lm.training import own_answers
 from specwire.lm.training.drafter import DEPTH, DrafterCourse, begun, held_out
-from specwire.lm.training.kept_texts import KeptTexts
-from specwire.lm.training.own_answers import answers_of
+from specwire.lm.training.own_answers import KeptTexts, answers_of
 from tests.lm import models
 from tests.lm.training.answering import keep_answers, save_target
 
@@ -34,7 +33,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module", autouse=True)
 def more_held_out() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_texts, "HELD_OUT_EVERY", 3)
+        patch.setattr(own_answers, "HELD_OUT_EVERY", 3)
         yield
 
 

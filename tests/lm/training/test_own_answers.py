@@ -16,9 +16,18 @@ from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.model_files import ModelText
 from specwire.lm.training.head import guessed, own_ids_of, unrolled
-from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, batches, parted
 from specwire.lm.training.loop import draft_ids
-from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
+from specwire.lm.training.own_answers import (
+    INDEX,
+    NONE,
+    KeptText,
+    KeptTexts,
+    OwnAnswers,
+    Teacher,
+    batches,
+    loops,
+    parted,
+)
 from specwire.lm.training.prompts import OPENINGS, PASSAGE, Prompts, functions_of, parts_of, texts_of
 from tests.lm.training.answering import TAPS, TEMPLATE, WIDTH, WORDS, answer_shortly, save_target
 
