@@ -24,17 +24,12 @@ from specwire.lm.law.sampler import LOUD, QUIET, LogitsSampler, choose, gumbel, 
 KEYS = [Key(0, 0, 0), Key((1 << 64) - 1, (1 << 32) - 1, 4095), Key(0x0123456789ABCDEF, 7, 31), Key(1 << 63, 1, 1)]
 
 
-def test_integers_are_those_of_the_reference() -> None:
+def test_integers_and_noise_are_those_of_the_reference() -> None:
     ids = np.array([0, 1, 2, 77, 4095, 151_935, (1 << 31) - 1])
-    got = uniform_integers(KEYS, torch.from_numpy(ids).unsqueeze(0)).numpy()
-    for row, key in zip(got, KEYS, strict=True):
-        assert row.tolist() == reference.uniform_integers(*key, ids).tolist()
-
-
-def test_noise_is_that_of_the_reference() -> None:
-    rows = gumbel(KEYS, torch.arange(50).unsqueeze(0)).numpy()
-    for row, key in zip(rows, KEYS, strict=True):
-        np.testing.assert_allclose(row, reference.gumbel(*key, np.arange(50)), rtol=1e-12, atol=1e-12)
+    named = torch.from_numpy(ids).unsqueeze(0)
+    for integers, noise, key in zip(uniform_integers(KEYS, named), gumbel(KEYS, named), KEYS, strict=True):
+        assert integers.tolist() == reference.uniform_integers(*key, ids).tolist()
+        np.testing.assert_allclose(noise.numpy(), reference.gumbel(*key, ids), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("vocabulary", [50, 16_385])

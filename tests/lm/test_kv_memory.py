@@ -154,28 +154,19 @@ def test_slots_take_memory_as_their_texts_grow(runtime: str, tmp_path: Path) -> 
     assert resident() - before < lm.kv_bytes // 8
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# An allocator's failure is told apart from any other.
-
-
-def test_what_pytorch_raises_where_nothing_of_that_size_can_be_had() -> None:
+@pytest.mark.parametrize(
+    ("error", "of_memory"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("Exception from src/inference: std::bad_alloc"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("out of memory"), False),
+        (OSError("x"), False),
+    ],
+)
+def test_an_allocator_s_failure_is_told_apart_from_any_other(error: Exception, of_memory: bool) -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert out_of_memory(raised.value)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("Exception from src/inference: std::bad_alloc"),
-    ],
-)
-def test_what_others_raise(error: Exception) -> None:
-    assert out_of_memory(error)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("out of memory"), OSError("x")])
-def test_what_is_something_else(error: Exception) -> None:
-    assert not out_of_memory(error)
+    assert out_of_memory(error) is of_memory

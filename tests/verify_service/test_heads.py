@@ -46,7 +46,6 @@ from verify_service.server import start
 from verify_service.service import report_to_wire
 
 REPEATING = "scripted:5:memory=1:vocab=60"
-PROMPT_OF_FEW = (2, 0, 1)
 
 
 class StoppedClock:
@@ -90,23 +89,6 @@ def test_the_text_is_the_target_s_whatever_the_head_says(
         assert handle in rig.finished
     assert heads.asked
     assert kinds(rig) == (set() if tokens is none else {SourceKind.HEAD})
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-def test_the_text_is_the_target_s_under_every_proposal_of_three_ids(sampling: Sampling) -> None:
-    """Beside n-grams, which of three ids find much; three sessions at once, whose heads say the same."""
-    spec = "scripted:5:vocab=3:spread=2"
-    lm, tested = load_model(spec, slots=1), set()
-    whole = [oracle(lm, (*PROMPT_OF_FEW, handle), LENGTH, sampling) for handle in range(3)]
-    for proposal in product(range(3), repeat=3):
-        heads = ScriptedHeads(lambda _tokens, says=proposal: list(says))  # type: ignore[misc]  # bound here
-        rig = Rig(spec, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
-        for handle in range(3):
-            rig.open(handle, (*PROMPT_OF_FEW, handle), sampling=sampling)
-        rig.run()
-        assert [rig.tokens[handle] for handle in range(3)] == whole
-        tested |= kinds(rig)
-    assert tested == {SourceKind.HEAD, SourceKind.NGRAM}
 
 
 def of_files(form: str, folder: Path) -> str:

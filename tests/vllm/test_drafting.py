@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -56,10 +56,13 @@ async def drafter(
 
 @asynccontextmanager
 async def drafting(
-    *addresses: str, options: DraftingOptions = OFF, engine: VllmTarget = ENGINE
+    *addresses: str,
+    options: DraftingOptions = OFF,
+    engine: VllmTarget = ENGINE,
+    now_s: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Drafting]:
     """Give it with all its drafters connected."""
-    one = Drafting(engine, replace(options, drafters=addresses))
+    one = Drafting(engine, replace(options, drafters=addresses), now_s)
     one.start()
     try:
         await until(lambda: all(peer.info is not None for peer in one.drafters))
@@ -235,9 +238,7 @@ async def dial(one: Drafting, works: bool) -> None:
 
 async def test_drafters_are_found_in_the_registry() -> None:
     with RedisServer() as redis:
-        one = Drafting(ENGINE, replace(OFF, registry=redis.url))
-        one.start()
-        try:
+        async with drafting(options=replace(OFF, registry=redis.url)) as one:
             async with drafter(registration=RegistryOptions(redis.url)):
                 await until(lambda: any(peer.up for peer in one.drafters))
                 served = batch(one)
@@ -245,8 +246,6 @@ async def test_drafters_are_found_in_the_registry() -> None:
                 await write(served, [text], 40)
                 assert text.accepted > 0
             await until(lambda: not one.drafters)
-        finally:
-            await one.stop()
 
 
 async def test_a_drafter_that_refuses_is_let_be() -> None:
@@ -275,34 +274,21 @@ async def test_one_with_another_vocabulary_is_not_used() -> None:
 
 
 async def test_an_ended_request_is_forgotten_here_and_at_its_drafter() -> None:
-    clock = Clock()
-    async with drafter() as running:
-        one = Drafting(ENGINE, replace(OFF, drafters=(running.address,)), now_s=clock)
-        one.start()
-        try:
-            await until(lambda: one.drafters[0].up)
-            served = batch(one)
-            text = served.add(PROMPTS[0])
-            for _ in range(20):
-                clock.now_s += STEP_S
-                served.step()
-                await asyncio.sleep(STEP_S)
-            assert text.output
-            assert one.drafters[0].sessions == 1
-            clock.now_s += KEPT_S + 1.0
-            one.sweep()
-            assert one._requests == {}
-            assert one.drafters[0].sessions == 0
-        finally:
-            await one.stop()
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+    now_s = [1000.0]
+    async with drafter() as running, drafting(running.address, now_s=lambda: now_s[0]) as one:
+        await until(lambda: one.drafters[0].up)
+        served = batch(one)
+        text = served.add(PROMPTS[0])
+        for _ in range(20):
+            now_s[0] += STEP_S
+            served.step()
+            await asyncio.sleep(STEP_S)
+        assert text.output
+        assert one.drafters[0].sessions == 1
+        now_s[0] += KEPT_S + 1.0
+        one.sweep()
+        assert one._requests == {}
+        assert one.drafters[0].sessions == 0
 
 
 @pytest.mark.parametrize("place", ["candidate", "decided", "propose"])

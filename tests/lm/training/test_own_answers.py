@@ -136,12 +136,6 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
     assert prompts.new(prompts.encoded(f"w30 {run.removesuffix('w12')} w31"), "given")
 
 
-def test_what_cannot_be_read_to_be_apart_from_is_named(tmp_path: Path) -> None:
-    (tmp_path / "broken.jsonl").write_text("{")
-    with pytest.raises(ModelError, match=r"apart: .*broken.jsonl: cannot be read"):
-        [*texts_of([tmp_path / "broken.jsonl"], "apart")]
-
-
 def test_what_is_given_is_asked_first_and_once(answering: Teacher, tmp_path: Path) -> None:
     """But for what is too long, and what is measured by."""
     (tmp_path / "users.jsonl").write_text("".join(json.dumps({"prompt": f"w1 w{n} w2"}) + "\n" for n in range(9)))
@@ -175,6 +169,9 @@ def test_a_line_of_prompts_may_have_any_character_and_must_be_texts(tmp_path: Pa
     told = ["a\u2028b", "c\x85d"]
     file.write_text("".join(json.dumps({"prompt": each}, ensure_ascii=False) + "\n" for each in told), encoding="utf-8")
     assert [*texts_of([file], "prompts")] == told
+    file.write_text("{")
+    with pytest.raises(ModelError, match=r"apart: .*users.jsonl: cannot be read"):
+        [*texts_of([file], "apart")]
     for wrong in ({"turns": "abc"}, {"turns": [{"role": "user", "content": "a"}]}, {"prompt": 5}):
         file.write_text(json.dumps(wrong))
         with pytest.raises(ModelError, match=r"prompts: .*users.jsonl: cannot be read: .*must be a list of strings"):
