@@ -17,7 +17,7 @@ from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.select import trial_of
 from tests.lm.families import ALONE, CHUNKED, SERVED, SLIDING, WINDOW, Family
-from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, save
 from tests.lm.walk import Trees, last_rows
 
 SLOTS = 3
@@ -106,15 +106,6 @@ def test_a_window_slides_along_a_branch(family: Family, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_bfloat16_stays_within_its_tolerance_of_the_line(kind: str, tmp_path: Path) -> None:
-    model, lm = loaded(kind, tmp_path, "bfloat16")
-    lm.forward([Feed(0, 0, TEXT, 0)])
-    logits = lm.forward([branching(0, len(TEXT)), Feed(1, 0, TEXT, 1)])
-    expected = last_rows(model.bfloat16(), [*lines(TEXT), TEXT])
-    assert float((logits - expected).abs().max()) <= float(expected.abs().max()) / 16
-
-
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_node_does_not_see_those_beside_it(kind: str, others: int, tmp_path: Path) -> None:
     """Whatever the rows hold that are no ancestors, they change no bit, alone and in a batch."""
@@ -183,19 +174,6 @@ def test_a_tree_may_stand_behind_no_text_and_fill_the_context(kind: str, tmp_pat
     torch.testing.assert_close(got, last_rows(model, lines(text)), atol=TOLERANCE, rtol=TOLERANCE)
     with pytest.raises(ValueError, match=f"tokens: slot 0 would hold {CONTEXT + 1} positions"):
         lm.forward([Feed(0, CONTEXT, [1], 1, TreeFeed(len(text), ((),)))])
-
-
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_logits_of_a_node_that_are_not_finite_cost_their_own_slot_only(kind: str, tmp_path: Path) -> None:
-    model = build(config(kind))
-    poison(model, tokens_of(2)[1], NAN)
-    lm = load_model(save(model, tmp_path), slots=SLOTS)
-    lm.forward([Feed(slot, 0, TEXT[:2], 0) for slot in range(2)])
-    lm.forward([branching(0, 2), Feed(1, 2, TEXT[2:4], 1)])
-    assert lm.failed == {0}
-    assert (lm.cached(0), lm.cached(1)) == (0, 4)
-    again = lm.forward([Feed(0, 0, TEXT, 1), Feed(1, 4, TEXT[4:], 1)])
-    torch.testing.assert_close(again, plain(model, TEXT)[[-1, -1]], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from tests.lm.heads.medusa_by_hand import (
     state_of,
     written,
 )
+from tests.lm.heads.walk import walk
 
 GREEDY = Sampling()
 RUNTIMES = pytest.mark.parametrize("runtime", ["torch", "openvino"])
@@ -126,26 +127,10 @@ def test_in_bfloat16_it_drafts_what_float32_does_up_to_rounding(form: str, runti
 
 @RUNTIMES
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
-def test_rollbacks_and_copies_leave_nothing_behind(form: str, runtime: str, tmp_path: Path) -> None:
+def test_it_does_so_after_any_windows_rollbacks_copies_and_other_texts(form: str, runtime: str, tmp_path: Path) -> None:
     target, config, tensors, where = built(tmp_path, "llama", form, seed=1)
     lm = headed(where, tmp_path / "head", runtime)
-
-    def check(slot: int, text: list[int]) -> None:
-        if lm.cached(slot) < len(text) - 1:
-            lm.forward([Feed(slot, lm.cached(slot), text[lm.cached(slot) : -1], 1)])
-        asked = HeadRequest(slot, text, GREEDY, 3)
-        assert lm.draft([asked]) == [expected(target, config, tensors, text, 3)]
-
-    check(0, TEXT[:4])
-    lm.forward([Feed(0, 3, [*TEXT[3:5], 40, 41], 3)])
-    lm.rollback(0, 4)
-    check(0, [*TEXT[:4], 9])
-    lm.copy(0, 2, 3)
-    check(2, [*TEXT[:3], 30, 31])
-    lm.rollback(0, 2)
-    check(0, [*TEXT[:2], 7])
-    lm.discard(0)
-    check(0, TEXT[2:])
+    walk(lm, lambda text, depth, _: expected(target, config, tensors, text, depth), steps=80)
     assert lm.kv_bytes == load_model(where, slots=3, runtime=runtime).kv_bytes, "heads keep nothing of a text"
 
 
