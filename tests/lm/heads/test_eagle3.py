@@ -21,7 +21,7 @@ from specwire.lm.training.head import unrolled
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, LAYERS, head_of, reader_of
 from tests.lm.heads.golden import DEPTH, GOLDEN, HEADS, LENGTH, OURS, SAID
-from tests.lm.heads.original_eagle3 import OriginalEagle3, original_of, write_original
+from tests.lm.heads.original_eagle3 import OriginalEagle3, original_of
 
 
 @torch.no_grad()
@@ -101,20 +101,19 @@ def test_a_head_in_the_original_format_is_written_as_speculators_has_it(name: st
 
 # The original format, against a reader of it that shares nothing with ours.
 
-# config.json's ids of taps, and which of transformers' hidden states (0: the embedding) they mean of 8 layers.
-TAP_READERS: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
-    "paper": ({}, (2, 4, 5)),
-    "entering": ({TAP_IDS: [1, 3, 6]}, (1, 3, 6)),
-    "sglang": ({"eagle_config": {TAP_IDS: [1, 3, 6]}}, (2, 4, 7)),
-}
+# Which of transformers' hidden states (0: the embedding) each convention of config.json means of 8 layers.
+TAP_READERS = {"paper": (2, 4, 5), "entering": (1, 3, 6), "sglang": (2, 4, 7)}
 TEXT = [3, 17, 8, 29, 11, 5, 23, 40]
 
 
-def original(folder: Path, target: Any, reader: str, normed: bool) -> Path:
-    more = TAP_READERS[reader][0]
-    nested = more.get("eagle_config")
-    flag = {"norm_before_residual": normed}
-    write_original(folder, target.config, 24, 20, more | ({"eagle_config": nested | flag} if nested else flag))
+def original(folder: Path, reader: str, normed: bool) -> Path:
+    """A head of random weights for a target of 8 layers."""
+    shape = {"hidden": 32, "vocabulary": models.VOCABULARY, "norm_before_residual": normed}
+    save(head_of(replace(CONFIG, **shape, taps=TAP_READERS[reader])), folder / "ours", "", with_embedding=True)
+    original_of(folder / "ours", folder, nested=reader == "sglang")
+    if reader == "paper":  # which ids are meant goes without saying
+        said = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({key: said[key] for key in said if key != TAP_IDS}))
     return folder
 
 
@@ -138,13 +137,13 @@ def test_the_original_format_is_served_as_another_reader_computes_it(
     shape.num_hidden_layers = 8
     target = models.build(shape)
     where = models.save(target, tmp_path / "target")
-    head = original(tmp_path / "head", target, reader, normed)
+    head = original(tmp_path / "head", reader, normed)
     told = target(input_ids=torch.tensor([TEXT[:-1]]), output_hidden_states=True).hidden_states
     drafted = {
         states: OriginalEagle3(head).draft(torch.cat([told[at][0] for at in states], dim=-1), TEXT, 5)[0]
-        for _, states in TAP_READERS.values()
+        for states in TAP_READERS.values()
     }
-    wanted = drafted[TAP_READERS[reader][1]]
+    wanted = drafted[TAP_READERS[reader]]
     assert list(drafted.values()).count(wanted) == 1, "else no reader would be told from another"
     assert drafts(where, head, runtime, 5) == wanted
     save(load(head, 8, torch.zeros(0, 0)), tmp_path / "converted", where, with_embedding=True)

@@ -159,12 +159,9 @@ def test_a_whole_vocabulary_makes_a_drafter_of_all_layers_its_target(target: str
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["--steps", "0"], 2, "steps: must be at least 1, not 0"),
         (["--draft-vocabulary", "0"], 2, "draft-vocabulary: must be at least 1, not 0"),
-        (["--rate", "7"], 2, "rate: must be above 0 and below 1, not 7"),
         (["--apart", "/nowhere"], 2, "apart: there is no /nowhere"),
         (["--layers", "0", "2"], 1, "layers: must be of layers 0 to 1, not 0, 2"),
-        (["--target", "/nowhere/model"], 1, "model '/nowhere/model'"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_sentence(

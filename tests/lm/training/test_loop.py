@@ -109,20 +109,10 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def gone_on(work: Path, until: int, steps: int = 20, **course: int | str) -> None:
+def gone_on(work: Path, until: int, steps: int = 20) -> None:
     some = (tokens for tokens, _ in zip(windows(), range(until), strict=False))
     schedule = Schedule(5e-3, 2, steps, 4)
-    train(model_of(), some, schedule, work, course=COURSE | course)
-
-
-@pytest.mark.parametrize(
-    ("course", "message"),
-    [({"rows": 8}, "rows: is of 4, not of 8"), ({"data": "abd"}, "data: is of abc, not of abd")],
-)
-def test_a_checkpoint_of_another_course_is_refused(course: dict[str, Any], message: str, kept: Path) -> None:
-    refusal = f"{loop.CHECKPOINT}: {message}; train in another folder, or remove it"
-    with pytest.raises(ModelError, match=refusal):
-        gone_on(kept, 20, **course)
+    train(model_of(), some, schedule, work, course=COURSE)
 
 
 def test_more_steps_may_follow_while_the_rate_is_constant(kept: Path) -> None:
