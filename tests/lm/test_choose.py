@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,32 +158,36 @@ def test_rows_of_a_large_vocabulary_are_chosen_as_the_reference_chooses_them(sam
 
 
 @dataclass(frozen=True)
-class Window:
-    """A text's part of a forward, whose window holds these tokens."""
+class DrawnPart:
+    """A text's part of a forward, each row of which is drawn in its own way. guessed: what its window holds."""
 
-    tokens: tuple[int, ...]
-    sampling: Sampling
+    drawn: Sequence[RowSampling]
+    guessed: tuple[int, ...] = ()
 
     @property
     def window(self) -> tuple[DraftToken, ...]:
-        return tuple(map(DraftToken, self.tokens))
+        return tuple(map(DraftToken, self.guessed))
 
     @property
     def wanted(self) -> int:
-        return len(self.tokens) + 1
+        return len(self.drawn)
 
     def rows(self) -> list[RowSampling]:
-        return [RowSampling(index, self.sampling) for index in range(self.wanted)]
+        return [*self.drawn]
 
 
 def test_rows_behind_a_wrong_guess_are_not_chosen_for_on_a_cpu() -> None:
     """But under rules that judge the window themselves; a decision is the same either way."""
-    drawn = Sampling(temperature=1.0, seed=8)
+    coupled = Sampling(temperature=1.0, seed=8)
     logits = torch.randn(4, 90, generator=torch.Generator().manual_seed(5))
-    whole = choose(logits, Window((0, 0, 0), drawn).rows())
+    drawn = [RowSampling(index, coupled) for index in range(4)]
+    weighed = [replace(row, sampling=replace(coupled, acceptance=Acceptance.parse("rejection"))) for row in drawn]
+    whole = choose(logits, drawn)
     right = (whole[0], whole[1] ^ 1, whole[2])
-    weighed = replace(drawn, acceptance=Acceptance.parse("rejection"))
-    windows = [Window(right, drawn), Window(right, weighed), Window(tuple(whole[:3]), drawn), Window((), drawn)]
+    windows = [
+        *(DrawnPart(drawn, right), DrawnPart(weighed, right)),
+        *(DrawnPart(drawn, tuple(whole[:3])), DrawnPart(drawn[:1])),
+    ]
     told = LogitsSampler().choose(torch.cat([logits, logits, logits, logits[:1]]), windows, lambda _: True)
     kept = 2 if sampler.on_cpu(logits) else 4
     assert [each.tokens for each in told] == [whole[:kept], whole, whole, whole[:1]]
