@@ -20,9 +20,8 @@ from specwire.core.policy.tunables import LEAST_BEHIND
 from specwire.lm import load_model
 from specwire.lm.heads import slots
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, Eagle3Runner, save
-from specwire.lm.heads.head import HeadStep
 from specwire.lm.heads.openvino_heads import Eagle3Openvino
-from specwire.lm.heads.slots import HeadedModel, HeadFailed
+from specwire.lm.heads.slots import HeadedModel, HeadFailed, HeadStep
 from specwire.lm.runners.compiled import Bucket, CompiledRunner
 from tests.lm import models
 from tests.lm.heads.by_hand import CONFIG, head_of, reader_of
