@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
@@ -21,7 +20,7 @@ from specwire.lm.heads.slots import HeadedModel
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.lm import models
 from tests.lm.heads import test_mtp as mtp
-from tests.lm.heads.medusa_by_hand import FORMATS, written
+from tests.lm.heads.medusa_by_hand import FORMATS, HEADS, written
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 from tests.verify_service.scripted_heads import (
     LENGTH,
@@ -147,15 +146,9 @@ def test_plain_steps_are_measured_without_features_and_what_these_take_by_itself
 
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
 def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_path: Path) -> None:
-    where = models.save(models.build(models.config("llama")), tmp_path / "target")
-    config, tensors, name = FORMATS[form]()
-    config = {key: 1 if key.endswith("_num_heads") else value for key, value in config.items()}
-    later = re.compile(r"(hydra_(mlp|lm_head)\.)?[1-9]")  # Medusa's heads are counted in the file
-    tensors = {own: tensor for own, tensor in tensors.items() if not later.match(own)}
-    written(tmp_path / "head", config, tensors, name)
-    lm = load_model(where, slots=4, heads=str(tmp_path / "head"))
+    lm = load_model(of_files(form, tmp_path), slots=4, heads=str(tmp_path / "head"))
     assert isinstance(lm, HeadedModel)
-    assert calibrate_head(lm, lm).most == 1
+    assert calibrate_head(lm, lm).most == HEADS
     assert [lm.cached(slot) for slot in range(4)] == [0] * 4
 
 

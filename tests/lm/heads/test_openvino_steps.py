@@ -12,18 +12,14 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm import load_model
-from specwire.lm.heads import eagle3, openvino_heads
+from specwire.lm.heads import openvino_heads
 from specwire.lm.heads.eagle3 import Eagle3Runner
 from specwire.lm.heads.mtp import MtpRunner
 from specwire.lm.heads.openvino_heads import Eagle3Openvino, MtpOpenvino, OpenvinoHead
 from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
-from tests.lm.heads.by_hand import CONFIG, head_of
-from tests.lm.heads.test_mtp import QWEN, built
+from tests.lm.heads import test_mtp, test_slots
 
-HEAD = replace(
-    CONFIG, hidden=32, heads=2, key_heads=1, head_dim=16, vocabulary=models.VOCABULARY, taps=(0, 1, 2), norm_output=True
-)
 KINDS = {"eagle3": (Eagle3Openvino, Eagle3Runner), "mtp": (MtpOpenvino, MtpRunner)}
 SLOTS = 4
 RULES = {
@@ -43,11 +39,10 @@ def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Of a target, and of a head of each kind."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "mtp":
-        _, _, both = built(replace(QWEN, kind="llama"), folder)
+        _, _, both = test_mtp.built(test_mtp.LLAMA, folder)
         return both, both
-    target = models.save(models.build(models.config("llama"), 6), folder / "target")
-    eagle3.save(head_of(HEAD, 6), folder / "head", target, with_embedding=True)
-    return target, str(folder / "head")
+    _, _, target, head = test_slots.built(folder, seed=6, head_config=replace(test_slots.HEAD, norm_output=True))
+    return target, head
 
 
 def headed(where: tuple[str, str], runtime: str) -> HeadedModel:
