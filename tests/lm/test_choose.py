@@ -180,8 +180,8 @@ def test_rows_behind_a_wrong_guess_are_not_chosen_for_on_a_cpu() -> None:
     """But under rules that judge the window themselves; a decision is the same either way."""
     coupled = Sampling(temperature=1.0, seed=8)
     logits = torch.randn(4, 90, generator=torch.Generator().manual_seed(5))
-    drawn = [RowSampling(index, coupled) for index in range(4)]
-    weighed = [replace(row, sampling=replace(coupled, acceptance=Acceptance.parse("rejection"))) for row in drawn]
+    judged = replace(coupled, acceptance=Acceptance.parse("rejection"))
+    drawn, weighed = ([RowSampling(index, sampling) for index in range(4)] for sampling in (coupled, judged))
     whole = choose(logits, drawn)
     right = (whole[0], whole[1] ^ 1, whole[2])
     windows = [

@@ -209,7 +209,7 @@ async def test_a_lost_drafter_is_replaced_by_another_and_comes_back() -> None:
             async with drafter(listen=address):
                 await until(lambda: all(peer.up for peer in one.drafters))
                 await write(served, texts, 80)
-            await second.stop()
+            await second.stop()  # nobody is left
             await write(served, texts, 90)
 
 
