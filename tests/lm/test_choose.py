@@ -124,6 +124,7 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
     logits[1, 17:] = 1.0
     logits[2, [4000, 31]] = 2.0
     assert choose(logits, [RowSampling(position, Sampling()) for position in range(3)]) == [0, 17, 31]
+    assert choose(torch.tensor([[0.0, 2.0, 1.0]]).bfloat16(), [RowSampling(0, Sampling())]) == [1]
 
 
 def test_logits_are_left_as_they_were() -> None:

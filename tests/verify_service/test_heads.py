@@ -334,7 +334,8 @@ def test_a_slow_head_that_is_never_right_costs_next_to_nothing(sessions: int) ->
     took = {}
     for tokens in (wrong, None):
         heads = ScriptedHeads(tokens or none)
-        rig = rig_with(heads, context=1024, growth=0.0, **({} if tokens else {"drafting": None}))
+        more: dict[str, Any] = {} if tokens else {"drafting": None}
+        rig = rig_with(heads, context=1024, growth=0.0, **more)
         heads.slowed = takes(rig, 2000.0)
         for handle in range(sessions):
             rig.open(handle, (*PROMPT, handle), max_tokens=600)

@@ -108,8 +108,8 @@ TEXT = [3, 17, 8, 29, 11, 5, 23, 40]
 
 def original(folder: Path, reader: str, normed: bool) -> Path:
     """A head of random weights for a target of 8 layers."""
-    shape = {"hidden": 32, "vocabulary": models.VOCABULARY, "norm_before_residual": normed}
-    save(head_of(replace(CONFIG, **shape, taps=TAP_READERS[reader])), folder / "ours", "", with_embedding=True)
+    shape: dict[str, Any] = {"hidden": 32, "vocabulary": models.VOCABULARY, "norm_before_residual": normed}
+    save(head_of(replace(CONFIG, **shape, taps=TAP_READERS[reader]), 1), folder / "ours", "", with_embedding=True)
     original_of(folder / "ours", folder, nested=reader == "sglang")
     if reader == "paper":  # which ids are meant goes without saying
         said = json.loads((folder / "config.json").read_text())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,8 @@ def features_of(target: PreTrainedModel, text: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize(("kind", "norm"), [*((kind, "") for kind in FAMILIES), *(("llama", norm) for norm in NORMS)])
 def test_it_drafts_what_a_plain_loop_does(kind: str, norm: str, runtime: str, tmp_path: Path) -> None:
     """norm: one that readers have, beside all others."""
-    more = dict.fromkeys((norm, "head_norms", "norm_output", "norm_before_residual"), True) if norm else {}
+    flags = (norm, "head_norms", "norm_output", "norm_before_residual") if norm else ()
+    more: dict[str, Any] = dict.fromkeys(flags, True)
     target, head, where, beside = built(tmp_path, kind, head_config=replace(HEAD, **more))
     lm, text = headed(where, beside, runtime), [3, 17, 8, 29, 11, 5, 23]
     lm.forward([Feed(1, 0, text[:4], 1), Feed(0, 0, text[:2], 1)])
@@ -237,6 +239,9 @@ def test_where_heads_are_not_served_it_is_said(tmp_path: Path) -> None:
     _, _, where, beside = built(tmp_path)
     with pytest.raises(ModelError, match="heads: are not served with deterministic on torch"):
         load_model(where, slots=1, heads=beside, deterministic=True)
+    other = models.save(models.build(models.config("gpt2")), tmp_path / "gpt2")
+    with pytest.raises(ModelError, match="a GPT2LMHeadModel is not computed by a runner that tells its features"):
+        load_model(other, slots=1, heads=beside)
 
 
 def test_a_long_text_is_read_in_parts_while_it_is_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
