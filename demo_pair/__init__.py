@@ -12,7 +12,7 @@ DRAFT = HERE / "draft"
 HEAD = HERE / "head"
 PROMPTS = HERE / "prompts.json"
 DEMO_PROMPTS = HERE / "demo_prompts.json"
-# What `specwire demo` completes, and how: its prompts were chosen by such texts (train/demo_prompts.py).
+# What `specwire demo` completes, and how: its prompts were chosen by such texts (train/prompts.py).
 DEMO_TOKENS, DEMO_TEMPERATURES, DEMO_SEED = 64, (0.0, 0.8), 0
 
 

@@ -1,4 +1,4 @@
-"""demo_prompts.json holds what the rule of demo_pair/train/demo_prompts.py gives."""
+"""demo_prompts.json holds what the rule of demo_pair/train/prompts.py gives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from demo_pair import DEMO_PROMPTS, DEMO_SEED, DEMO_TEMPERATURES, DEMO_TOKENS, TARGET, demo_prompts
 from demo_pair.train import evaluate
 from demo_pair.train.data import MANIFEST
-from demo_pair.train.demo_prompts import COUNT, MOST_REPEATED, repeated
-from demo_pair.train.prompts import shuffled
+from demo_pair.train.prompts import DEMO_COUNT, MOST_REPEATED, repeated, shuffled
 from specwire.core.law.sampling import Sampling
 
 ROWS = json.loads(DEMO_PROMPTS.read_text())
@@ -40,7 +39,7 @@ def test_what_is_repeated() -> None:
 def test_all_pass_and_are_held_out() -> None:
     split = {path: part for path, _, part in json.loads(MANIFEST.read_text())["rows"]}
     prompts = demo_prompts()
-    assert len(prompts) == len(ROWS) == COUNT
+    assert len(prompts) == len(ROWS) == DEMO_COUNT
     assert all(max(row["repeated"]) <= MOST_REPEATED for row in ROWS)
     assert {split[prompt.name.split(":")[0]] for prompt in prompts} == {"held_out"}
     assert prompts == shuffled(prompts)

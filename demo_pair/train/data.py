@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sysconfig
@@ -96,24 +95,6 @@ def differences(files: list[SourceFile], manifest: Manifest) -> list[str]:
     recorded = {path: digest for path, digest, _ in manifest["rows"]}
     here = {f.path: f.digest for f in files}
     return sorted(p for p in recorded.keys() | here.keys() if recorded.get(p) != here.get(p))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="record this machine's library as the manifest")
-    arguments = parser.parse_args()
-    files = read_corpus()
-    if arguments.write:
-        rows = manifest_of(files)
-        MANIFEST.write_text(json.dumps(rows, separators=(",", ":")).replace("],[", "],\n[") + "\n")
-    changed = differences(files, json.loads(MANIFEST.read_text()))
-    size = sum(len(f.text) for f in files) / 1e6
-    held = sum(f.held_out for f in files)
-    print(f"{len(files)} files, {size:.1f} MB, {held} held out; {len(changed)} differ from the manifest")
-
-
-if __name__ == "__main__":
-    main()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

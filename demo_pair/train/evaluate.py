@@ -1,6 +1,6 @@
 """Measure a trained pair on held-out files: losses, acceptance, and how many completions parse.
 
-python -m demo_pair.train.evaluate --target DIR --draft DIR --out FILE
+python -m demo_pair.train.evaluate [--target DIR] [--draft DIR]
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from demo_pair import Prompt, held_out_prompts
+from demo_pair import DRAFT, TARGET, Prompt, held_out_prompts
 from demo_pair.train.data import encode, held_out_windows, read_corpus
 from demo_pair.train.target import EVALUATION_WINDOWS, held_out_loss
 from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
-from specwire.files import write_text
 
 NEW_TOKENS = 120
 TEMPERATURE = 0.8
@@ -120,13 +119,10 @@ def evaluate(target_path: Path, draft_path: Path) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target", type=Path, default=TARGET)
+    parser.add_argument("--draft", type=Path, default=DRAFT)
     arguments = parser.parse_args()
-    report = evaluate(arguments.target, arguments.draft)
-    write_text(arguments.out, json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    print(json.dumps(evaluate(arguments.target, arguments.draft), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,10 @@
-"""Train the demo pair's target: a 6-layer, 384-wide Llama on the standard library's source.
-
-    python -m demo_pair.train.target --work DIR
-
-Writes DIR/target (bfloat16 safetensors with the tokenizer) and DIR/target.json (the held-out losses). A run that is
-interrupted goes on from DIR/target.checkpoint.
-"""
+"""Train the demo pair's target: a 6-layer, 384-wide Llama on the standard library's source."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -21,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from demo_pair.train.data import (
     MANIFEST,
     VOCABULARY,
-    WINDOW,
     SourceFile,
     batches,
     differences,
@@ -32,12 +24,12 @@ from demo_pair.train.data import (
     train_tokenizer,
     training_stream,
 )
-from specwire.files import replaced, replaced_in, write_text
-from specwire.lm.training.loop import Optimiser, Schedule
-from specwire.progress import LAST_LINE, ProgressBar
+from specwire.files import replaced_in
+from specwire.lm.training.loop import Learnt, Schedule, repeat
+from specwire.progress import LAST_LINE
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the two trainings share: the models' shape and loss.
+# What the two trainings share: the models' shape, their loss, and the steps.
 
 
 def pair_config(*, width: int, inner: int, layers: int, heads: int) -> LlamaConfig:
@@ -82,14 +74,31 @@ def held_out_loss(model: PreTrainedModel, windows: torch.Tensor, rows: int = 8) 
     return sum(losses) / len(windows)
 
 
+def taught(
+    model: PreTrainedModel,
+    order: Iterator[torch.Tensor],
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    held_out: torch.Tensor,
+    schedule: Schedule,
+    work: Path,
+) -> None:
+    """Train on windows to the schedule's end, from where an earlier run in `work` was interrupted."""
+
+    def learn(windows: torch.Tensor) -> Learnt:
+        return Learnt(loss(windows), windows.numel() - len(windows))
+
+    work.mkdir(parents=True, exist_ok=True)
+    measure, measured = lambda: [held_out_loss(model, held_out)], "loss"
+    repeat(model, order, learn, measure, schedule, work, measured=measured, tell=tell)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The target.
 
 ROWS = 12
 SEED = 20261121
-CHECKPOINT_EVERY = 100
-EVALUATE_EVERY = 200
 EVALUATION_WINDOWS = 64
+SCHEDULE = Schedule(4e-3, 50, 2400, 950)
 
 
 def load_tokenizer(folder: Path, files: list[SourceFile]) -> PreTrainedTokenizerFast:
@@ -100,7 +109,8 @@ def load_tokenizer(folder: Path, files: list[SourceFile]) -> PreTrainedTokenizer
     return tokenizer
 
 
-def train(work: Path, schedule: Schedule, stop_after: int) -> None:
+def train_target(work: Path) -> None:
+    """Into `work` / target: bfloat16 safetensors, with the tokenizer."""
     torch.manual_seed(SEED)
     files = read_corpus()
     changed = differences(files, json.loads(MANIFEST.read_text()))
@@ -108,56 +118,7 @@ def train(work: Path, schedule: Schedule, stop_after: int) -> None:
     tokenizer = load_tokenizer(work / "target", files)
     held_out = held_out_windows(encode([f for f in files if f.held_out], tokenizer), EVALUATION_WINDOWS)
     model = LlamaForCausalLM(pair_config(width=384, inner=1024, layers=6, heads=6))
-    optimiser = Optimiser(model, schedule)
-    checkpoint, first = work / "target.checkpoint", 0
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimiser.load(saved["optimiser"])
-        first = saved["step"]
-    losses: list[tuple[int, float]] = []
-    started = time.monotonic()
-    with ProgressBar("target", schedule.steps, done=first) as bar:
-        for step, windows in enumerate(batches(training_stream(files, tokenizer), ROWS, SEED)):
-            if step == min(stop_after, schedule.steps):
-                break
-            if step < first:
-                continue
-            loss = next_token_loss(model, windows)
-            loss.backward()
-            optimiser.step(step)
-            done = step + 1
-            bar.at(done, f"loss {loss.item():.3f}")
-            if done % 10 == 0:
-                rate = (done - first) * ROWS * WINDOW / (time.monotonic() - started)
-                tell(f"step {done}/{schedule.steps} loss {loss.item():.3f} {rate:.0f} tokens/s")
-            if done % EVALUATE_EVERY == 0 or done == schedule.steps:
-                losses.append((done, held_out_loss(model, held_out)))
-                tell(f"step {done} held-out loss {losses[-1][1]:.4f}")
-            if done % CHECKPOINT_EVERY == 0:
-                state = {"model": model.state_dict(), "optimiser": optimiser.state(), "step": done}
-                with replaced(checkpoint) as beside:
-                    torch.save(state, beside)
+    order = batches(training_stream(files, tokenizer), ROWS, SEED)
+    taught(model, order, lambda windows: next_token_loss(model, windows), held_out, SCHEDULE, work / "target.training")
     with replaced_in(work / "target") as folder:
         model.bfloat16().save_pretrained(folder)
-    report = {"tokens": schedule.steps * ROWS * WINDOW, "steps": schedule.steps, "held_out_loss": losses}
-    write_text(work / "target.json", json.dumps(report, indent=1) + "\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2400)
-    parser.add_argument("--decay", type=int, default=950)
-    parser.add_argument("--peak", type=float, default=4e-3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--stop-after", type=int, default=1 << 30)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    schedule = Schedule(arguments.peak, 50, arguments.steps, arguments.decay)
-    train(arguments.work, schedule, arguments.stop_after)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specwire.core.draft import DraftRow, Drawn
+from specwire.core.draft import DraftRow, Drawn, HeadRequest
 from specwire.core.law import noise as reference
 from specwire.core.law.noise import draw_quantised, quantise
 from specwire.core.law.sampling import Ids, Sampling
 from specwire.core.messages import MOST_KEPT, Weights
+from specwire.core.model import SlotModel
 from specwire.lm.law.logits import adjusted, best_of, log_probabilities
 from specwire.text.vocabulary_map import MOST_VOCABULARIES, VocabularyMap
 
@@ -58,6 +59,27 @@ def _drawn_of(ids: torch.Tensor | None, logits: torch.Tensor, rows: Sequence[Dra
     top, at = logits.topk(min(CANDIDATES, logits.shape[1]), dim=1)
     scores, tokens = top.cpu().numpy(), (at if ids is None else ids[at]).cpu().numpy()
     return [_draw_one(scores[index], tokens[index], row) for index, row in enumerate(rows)]
+
+
+# Logits (requests, vocabulary) behind these requests' texts and what was drafted behind all of them.
+DraftForward = Callable[[Sequence[int], Sequence[Sequence[int]]], torch.Tensor]
+
+
+def draft_behind(lm: SlotModel, requests: Sequence[HeadRequest], forward: DraftForward) -> list[list[int]]:
+    """Behind each text as many tokens as are asked for, or as fit into the context, by a forward for each of them.
+
+    ValueError unless exactly what is before a text's last token is cached.
+    """
+    for slot, tokens, *_ in requests:
+        if lm.cached(slot) != len(tokens) - 1:
+            raise ValueError(f"tokens: slot {slot} holds {lm.cached(slot)} positions of {len(tokens)}")
+    most = [min(request.depth, lm.info.context - len(request.tokens)) for request in requests]
+    drafted: list[list[int]] = [[] for _ in requests]
+    while going := [at for at, tokens in enumerate(drafted) if len(tokens) < most[at]]:
+        rows = [DraftRow(len(requests[at].tokens) + len(drafted[at]), requests[at].sampling) for at in going]
+        for at, token in zip(going, draw(forward(going, drafted), rows), strict=True):
+            drafted[at].append(token)
+    return drafted
 
 
 Ranked = tuple[tuple[int, ...], tuple[float, ...]]

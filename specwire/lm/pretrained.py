@@ -34,10 +34,9 @@ from specwire.core.model import (
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.gguf_tokenizer import text_of
 from specwire.lm.gguf_weights import config_of, full_config_of, give_back_freed, given_back, model_of_file
-from specwire.lm.heads.head import Head
 from specwire.lm.heads.select import LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
-from specwire.lm.heads.slots import HeadedModel
+from specwire.lm.heads.slots import Head, HeadedModel
 from specwire.lm.kv_cache import (
     CachedLM,
     KvMemory,

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +22,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from specwire.core.draft import DraftingModel, DraftRow, HeadRequest
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.messages import MOST_WINDOW
 from specwire.core.model import Feed, ModelError, ModelInfo, SlotTable
-from specwire.lm.guesses import draw
+from specwire.lm.guesses import draft_behind
 from specwire.text.tokenizer import vocabulary_fingerprint
 
 PREFIX = "scripted:"
@@ -72,14 +71,11 @@ class ScriptedRanks:
     def __post_init__(self) -> None:
         if not self.right or len(self.right) != len(self.scores) or not all(self.scores):
             raise ModelError("ranks: must hold a place and scores for each of one or more positions")
-        if any(rank is not None and not 0 <= rank < len(found) for rank, found in zip(*self._both, strict=True)):
+        places = zip(self.right, self.scores, strict=True)
+        if any(rank is not None and not 0 <= rank < len(found) for rank, found in places):
             raise ModelError("ranks: a place is beyond its scores")
         if any(list(found) != sorted(found, reverse=True) for found in self.scores):
             raise ModelError("ranks: scores must fall")
-
-    @property
-    def _both(self) -> tuple[Sequence[int | None], Sequence[Sequence[float]]]:
-        return self.right, self.scores
 
     @property
     def most(self) -> int:
@@ -493,31 +489,21 @@ class HeadedScript(ScriptedLM, DraftingModel):
         self._stopped = True
 
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
-        """Behind each text as many tokens as are asked for, or as fit into the context.
+        """See `draft_behind`."""
+        prefixes: dict[int, int] = {}
 
-        ValueError unless exactly what is before a text's last token is cached.
-        """
-        for request in requests:
-            if self.cached(request.slot) != len(request.tokens) - 1:
-                held = self.cached(request.slot)
-                raise ValueError(f"tokens: slot {request.slot} holds {held} positions of {len(request.tokens)}")
-        self.catch_up(requests)
-        prefixes = [self._prefix(request) for request in requests]
-        drafted: list[list[int]] = [[] for _ in requests]
-        for depth in count():
-            live = [at for at, request in enumerate(requests) if depth < self._most(request)]
-            if not live:
-                break
-            began = time.perf_counter()
-            positions = [len(requests[at].tokens) + depth for at in live]
-            places = [Place(prefixes[at], position, True) for at, position in zip(live, positions, strict=True)]
-            rows = [DraftRow(p, requests[at].sampling) for at, p in zip(live, positions, strict=True)]
+        def forward(going: Sequence[int], drafted: Sequence[Sequence[int]]) -> torch.Tensor:
+            began, places = time.perf_counter(), list[Place]()
+            for at in going:
+                request, said = requests[at], drafted[at]
+                prefixes[at] = self.head.extend(prefixes[at], said[-1]) if said else self._prefix(request)
+                places.append(Place(prefixes[at], len(request.tokens) + len(said), True))
             logits = torch.from_numpy(self.head.rows(places))
-            for at, token in zip(live, draw(logits, rows), strict=True):
-                drafted[at].append(token)
-                prefixes[at] = self.head.extend(prefixes[at], token)
-            self.spend(began, len(live))
-        return drafted
+            self.spend(began, len(going))
+            return logits
+
+        self.catch_up(requests)
+        return draft_behind(self, requests, forward)
 
     def spend(self, began: float, sessions: int) -> None:
         """Let the head's forward take its time. began: by `time.perf_counter`."""
@@ -528,9 +514,6 @@ class HeadedScript(ScriptedLM, DraftingModel):
         """The hash of its text, from what the slot holds: wrong where that is of another text."""
         held = self._rows[request.slot]
         return self.head.extend(held[-1].prefix if held else 0, request.tokens[-1])
-
-    def _most(self, request: HeadRequest) -> int:
-        return min(request.depth, self.info.context - len(request.tokens))
 
 
 def _info(script: Script, context: int) -> ModelInfo:

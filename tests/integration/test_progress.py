@@ -91,13 +91,16 @@ def test_a_pipe_gets_lines_only() -> None:
 
 
 TRAINING = """
-import itertools, torch
+import itertools, tempfile, torch
+from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from demo_pair.train.draft import imitate
+from demo_pair.train.target import next_token_loss, taught
 from specwire.lm.training.loop import Schedule
 tiny = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-target, drafter = (LlamaForCausalLM(LlamaConfig(**tiny, tie_word_embeddings=True)) for _ in range(2))
-imitate(drafter, target.eval(), itertools.repeat(torch.ones(2, 17, dtype=torch.long)), Schedule(1e-3, 2, 20, 5))
+model, windows = LlamaForCausalLM(LlamaConfig(**tiny, tie_word_embeddings=True)), torch.ones(2, 17, dtype=torch.long)
+with tempfile.TemporaryDirectory() as work:
+    order, schedule = itertools.repeat(windows), Schedule(1e-3, 2, 20, 5)
+    taught(model, order, lambda each: next_token_loss(model, each), windows, schedule, Path(work))
 """
 
 
@@ -107,7 +110,7 @@ def test_training_shows_a_bar_on_terminals_only() -> None:
     assert piped.returncode == 0, piped.stderr
     said = piped.stdout + piped.stderr
     assert "step 20/20" in said
-    assert "drafter" not in said
+    assert "training" not in said
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, 100))
     process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=slave, stderr=slave)
@@ -117,5 +120,5 @@ def test_training_shows_a_bar_on_terminals_only() -> None:
         drawn += chunk
     os.close(master)
     assert process.wait(END_LIMIT) == 0, drawn
-    assert b"drafter [" in drawn
+    assert b"training [" in drawn
     assert b"\x1b[Jstep 20/20" in drawn or b"\nstep 20/20" in drawn

@@ -15,13 +15,15 @@ from specwire.lm.kv_cache import CachedLM
 from specwire.lm.runners.decoder import MOST_COLUMNS, MOST_WASTE, leading
 from specwire.lm.runners.hugging_face import MOST_TOGETHER, HuggingFaceRunner, PaddedBatch
 from specwire.lm.runners.llama import LlamaRunner
-from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.models import TOLERANCE, VOCABULARY, build, config, plain, poison, save
 from tests.lm.walk import Texts
 
 SLOTS = 3
 # By our decoder, by the model's own modules, and by OpenVINO.
 COMPUTED = [("llama", "torch"), ("olmo", "torch"), ("llama", "openvino")]
 PATHS = ["llama", "llama-biased-tied", "mistral", "qwen2", "qwen3", "olmo", "gpt2"]
+# Slots of which many share one attention.
+MANY = 7
 
 
 def _load(kind: str, folder: Path) -> tuple[PreTrainedModel, LanguageModel]:
@@ -29,21 +31,15 @@ def _load(kind: str, folder: Path) -> tuple[PreTrainedModel, LanguageModel]:
     return model, load_model(save(model, folder), slots=SLOTS)
 
 
-@pytest.mark.parametrize("kind", PATHS)
-def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: str, tmp_path: Path) -> None:
-    model, lm = _load(kind, tmp_path)
+@pytest.mark.parametrize(("kind", "slots"), [*((kind, SLOTS) for kind in PATHS), ("llama", MANY), ("qwen3", MANY)])
+def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(kind: str, slots: int, tmp_path: Path) -> None:
+    model = build(config(kind))
+    lm = load_model(save(model, tmp_path), slots=slots)
+    assert isinstance(lm, CachedLM)
+    assert isinstance(lm.runner, HuggingFaceRunner if kind in ("olmo", "gpt2") else LlamaRunner)
     texts = Texts(model, lm, seed=len(kind))
     for _ in range(60):
         texts.step()
-
-
-@pytest.mark.parametrize(
-    ("kind", "runner"), [("llama", LlamaRunner), ("qwen3", LlamaRunner), ("gpt2", HuggingFaceRunner)]
-)
-def test_the_lean_decoder_is_really_the_one_compared(kind: str, runner: type, tmp_path: Path) -> None:
-    _, lm = _load(kind, tmp_path)
-    assert isinstance(lm, CachedLM)
-    assert isinstance(lm.runner, runner)
 
 
 def test_the_lean_decoder_runs_compiled_and_gives_what_it_gives_uncompiled(
@@ -129,25 +125,8 @@ def test_a_feed_that_wants_no_logits_is_watched_too(kind: str, runtime: str, tmp
     assert lm.cached(0) == 0
 
 
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_a_copied_prefix_is_gone_on_with_as_if_it_had_been_fed(kind: str, tmp_path: Path) -> None:
-    model, lm = _load(kind, tmp_path)
-    assert lm.kv_bytes > 0
-    text, other = [1, 2, 3, 4, 5], [9, 8, 7, 6, 5, 4, 3, 2]
-    lm.forward([Feed(0, 0, text, 1), Feed(1, 0, other, 1)])
-    lm.copy(0, 1, 3)
-    assert lm.cached(1) == 3
-    logits = lm.forward([Feed(0, 5, [6], 1), Feed(1, 3, [7], 1)])
-    expected = torch.stack([plain(model, [*text, 6])[-1], plain(model, [*text[:3], 7])[-1]])
-    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=TOLERANCE)
-    lm.discard(1)
-    torch.testing.assert_close(lm.forward([Feed(1, 0, [4], 1)]), plain(model, [4]), atol=TOLERANCE, rtol=TOLERANCE)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Short feeds share one attention: each gets what it gets alone, wherever its slot lies, whatever the others are.
-
-MANY = 7
 
 
 def fed(slot: int, start: int, count: int = 1) -> Feed:
@@ -171,14 +150,6 @@ def test_those_are_taken_together_that_read_little_more_than_they_need(feeds: li
     assert leading(feeds) == together
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_any_walk_over_many_slots_gives_the_plain_forward(kind: str, tmp_path: Path) -> None:
-    model = build(config(kind))
-    texts = Texts(model, load_model(save(model, tmp_path), slots=MANY), seed=1)
-    for _ in range(40):
-        texts.step()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_together_and_one_by_one_are_the_same(dtype: str, tmp_path: Path) -> None:
     """Slots out of order with gaps between them, texts and windows of all lengths, one of them a prompt's chunk."""
@@ -197,17 +168,11 @@ def test_together_and_one_by_one_are_the_same(dtype: str, tmp_path: Path) -> Non
     alone = torch.cat([one.forward([each]) for each in feeds])
     loose = TOLERANCE if dtype == "float32" else float(alone.abs().max()) / 16
     torch.testing.assert_close(together, alone, atol=loose, rtol=0.0)
-    check_goes_on(many, model.to(getattr(torch, dtype)), feeds, loose)
+    for each in feeds:  # what was filed is right, too
+        text = tokens_of(each.slot, 0, each.stop + 1)
+        got = many.forward([Feed(each.slot, each.stop, text[each.stop :], 1)])
+        torch.testing.assert_close(got[0], plain(model.to(getattr(torch, dtype)), text)[-1], atol=loose, rtol=0.0)
 
 
 def tokens_of(slot: int, start: int, count: int) -> list[int]:
     return [(slot + 5 * position) % VOCABULARY for position in range(start, start + count)]
-
-
-def check_goes_on(lm: LanguageModel, model: PreTrainedModel, feeds: list[Feed], loose: float) -> None:
-    """What was filed is right, too."""
-    for each in feeds:
-        assert each.stop < CONTEXT
-        text = tokens_of(each.slot, 0, each.stop + 1)
-        got = lm.forward([Feed(each.slot, each.stop, text[each.stop :], 1)])
-        torch.testing.assert_close(got[0], plain(model, text)[-1], atol=loose, rtol=0.0)

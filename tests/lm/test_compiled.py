@@ -106,21 +106,6 @@ def test_padding_is_written_to_nobody_s_slot() -> None:
     torch.testing.assert_close(logits[1:], plain(model, text)[2:], atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_logits_that_are_not_finite_stay_in_their_slot() -> None:
-    model, lm = compiled("llama", buckets=FEW)
-    text = [1, 3, 9, 4, 8]
-    lm.forward([Feed(0, 0, text, 1), Feed(1, 0, text, 1)])
-    for cache in lm.runner._caches():  # type: ignore[attr-defined]
-        cache[0, 0].fill_(float("nan"))
-    logits = lm.forward([Feed(0, 5, [7], 1), Feed(1, 5, [6, 3], 1)])
-    assert lm.failed == {0}
-    torch.testing.assert_close(logits[1], plain(model, [*text, 6, 3])[-1], atol=TOLERANCE, rtol=TOLERANCE)
-    again = lm.forward([Feed(0, 0, text[:3], 3), Feed(1, 7, [5], 1)])
-    assert lm.failed == frozenset()
-    torch.testing.assert_close(again[:3], plain(model, text[:3]), atol=TOLERANCE, rtol=TOLERANCE)
-    torch.testing.assert_close(again[3], plain(model, [*text, 6, 3, 5])[-1], atol=TOLERANCE, rtol=TOLERANCE)
-
-
 def test_the_least_bucket_that_takes_the_feeds_is_used() -> None:
     one, wide = Feed(0, 3, [1], 1), Feed(1, 14, [1, 2, 3], 1)
     assert BUCKETS.fit([one]) == Bucket(1, 1, 16)

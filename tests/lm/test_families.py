@@ -11,7 +11,6 @@ from transformers import Phi3Config, Starcoder2Config
 from specwire.lm import ModelError, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.model_config import WINDOWED
-from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from tests.lm.families import ALONE, CHUNKED, HYBRID, OWN, PADDED, REFUSED, SERVED, SLIDING, WINDOW, Family
 from tests.lm.models import CONTEXT, build, save
 from tests.lm.walk import Texts
@@ -34,6 +33,8 @@ CASES = [pytest.param(family, id=f"{family.name}, {kind}") for kind, families in
 def test_any_interleaving_of_extend_and_rollback_gives_the_plain_forward(family: Family, tmp_path: Path) -> None:
     model = build(family.config())
     lm = load_model(save(model, tmp_path), slots=SLOTS, context=CONTEXT, threads=1)
+    assert isinstance(lm, CachedLM)
+    assert getattr(lm.runner, "alone", False) is (family in [*ALONE, *OWN]), "who takes own positions is run alone"
     texts = Texts(model, lm, seed=len(family.name))
     longest = 0
     for _ in range(STEPS):
@@ -54,14 +55,6 @@ def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
     config = Starcoder2Config(**PADDED, sliding_window=WINDOW)
     lm = load_model(save(build(config), tmp_path), slots=1, context=WINDOW)
     assert lm.info.context == WINDOW
-
-
-@pytest.mark.parametrize("family", [pytest.param(family, id=family.name) for family in (*ALONE, *OWN)])
-def test_a_model_that_takes_positions_from_elsewhere_is_run_alone(family: Family, tmp_path: Path) -> None:
-    lm = load_model(save(build(family.config()), tmp_path), slots=SLOTS, context=CONTEXT)
-    assert isinstance(lm, CachedLM)
-    assert isinstance(lm.runner, HuggingFaceRunner)
-    assert lm.runner.alone
 
 
 def test_frequencies_that_change_with_the_length_are_refused_beyond_it(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from specwire.lm.gguf_tokenizer import CUTS, text_of, tokenizer_of
 from specwire.text.tokenizer import encode, load_tokenizer, vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import written
 from tests.real_models import GEMMA, NAMES, QWEN, SMOL, real_model
+from tests.text import other_vocabularies
 
 with_llamacpp = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama_cpp is not there: make setup-llamacpp"
@@ -62,6 +63,12 @@ def check_against_llamacpp(path: str, added: tuple[str, ...] = ()) -> None:
 def test_each_way_to_cut_makes_llama_cpps_own_tokens(cut: str, tmp_path: Path) -> None:
     """And gives the text back."""
     check_against_llamacpp(written(DRAFT, tmp_path / "demo.gguf", Type.Q8_0, cut=cut))
+
+
+@with_llamacpp
+def test_a_table_of_pieces_makes_llama_cpps_own_tokens(tmp_path: Path) -> None:
+    folder = Path(other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece))
+    check_against_llamacpp(written(folder, tmp_path / "pieces.gguf"))
 
 
 @with_llamacpp

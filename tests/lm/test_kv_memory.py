@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,42 +41,28 @@ def test_too_little_for_one_text_is_an_error_that_says_how_much_it_takes(tmp_pat
         load_model(save(build(config("llama")), tmp_path), slots=1, kv_memory=1000)
 
 
-# What stands beside a target, by kind: its folder or name, and how wide its features are.
+def beside(kind: str, folder: Path) -> tuple[str, str, int]:
+    """A target, what stands beside it, and how wide its features are."""
+    if kind == "eagle3":
+        _, _, where, heads = test_slots.built(folder)
+        return where, heads, 3 * 32
+    if kind == "mtp":
+        _, _, where = test_mtp.built(test_mtp.LLAMA, folder)
+        return where, where, 32
+    where = save(build(config("llama")), folder / "target")
+    if kind == "self":
+        return where, "self:skip=1", 0
+    written(folder / "head", *FORMATS[kind]())
+    return where, str(folder / "head"), 32
 
 
-def _eagle3(folder: Path) -> tuple[str, str, int]:
-    _, _, where, beside = test_slots.built(folder)
-    return where, beside, 3 * 32
-
-
-def _mtp(folder: Path) -> tuple[str, str, int]:
-    _, _, where = test_mtp.built(test_mtp.LLAMA, folder)
-    return where, where, 32
-
-
-def _medusa(form: str, folder: Path) -> tuple[str, str, int]:
-    written(folder / "head", *FORMATS[form]())
-    return save(build(config("llama")), folder / "target"), str(folder / "head"), 32
-
-
-def _self(folder: Path) -> tuple[str, str, int]:
-    return save(build(config("llama")), folder), "self:skip=1", 0
-
-
-KINDS: dict[str, Callable[[Path], tuple[str, str, int]]] = {
-    "eagle3": _eagle3,
-    "mtp": _mtp,
-    "medusa": partial(_medusa, "medusa"),
-    "hydra": partial(_medusa, "hydra"),
-    "self": _self,
-}
 # Positions whose features may wait, as docs/MODELS.md has it.
 WAITING = 1025
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa", "hydra", "self"])
 def test_what_a_head_keeps_is_counted_as_well(kind: str, tmp_path: Path) -> None:
-    where, heads, width = KINDS[kind](tmp_path)
+    where, heads, width = beside(kind, tmp_path)
     own = load_model(where, slots=3, heads=heads).kv_bytes - load_model(where, slots=3).kv_bytes
     assert (own > 0) == (kind in ("eagle3", "mtp"))
     slot = CONTEXT * position_bytes(config("llama"), torch.float32) + own // 3 + WAITING * width * 4
@@ -89,7 +73,7 @@ def test_what_a_head_keeps_is_counted_as_well(kind: str, tmp_path: Path) -> None
 
 
 def test_too_little_for_one_text_and_its_head_is_an_error_that_says_so(tmp_path: Path) -> None:
-    where, heads, _ = _eagle3(tmp_path)
+    where, heads, _ = beside("eagle3", tmp_path)
     with pytest.raises(
         ModelError,
         match=r"kv_memory: 20 KiB are less than the 402\.4 KiB .* takes, 390\.4 KiB of them for its head; give",
@@ -101,8 +85,8 @@ def test_features_take_no_more_than_is_counted_for_them(tmp_path: Path) -> None:
     """However much of a prompt waits: what is beyond that is not kept."""
     made = config("llama")
     made.max_position_embeddings = 2500
-    where, (_, beside, width) = save(build(made), tmp_path / "long"), _eagle3(tmp_path)
-    lm = load_model(where, slots=1, heads=beside)
+    where, (_, heads, width) = save(build(made), tmp_path / "long"), beside("eagle3", tmp_path)
+    lm = load_model(where, slots=1, heads=heads)
     assert isinstance(lm, HeadedModel)
     text, most = [3 + index % 40 for index in range(2400)], 0
     for start in range(0, 2400 - PREFILL_ROWS, PREFILL_ROWS):
@@ -154,28 +138,19 @@ def test_slots_take_memory_as_their_texts_grow(runtime: str, tmp_path: Path) -> 
     assert resident() - before < lm.kv_bytes // 8
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# An allocator's failure is told apart from any other.
-
-
-def test_what_pytorch_raises_where_nothing_of_that_size_can_be_had() -> None:
+@pytest.mark.parametrize(
+    ("error", "of_memory"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("Exception from src/inference: std::bad_alloc"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("out of memory"), False),
+        (OSError("x"), False),
+    ],
+)
+def test_an_allocator_s_failure_is_told_apart_from_any_other(error: Exception, of_memory: bool) -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert out_of_memory(raised.value)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("Exception from src/inference: std::bad_alloc"),
-    ],
-)
-def test_what_others_raise(error: Exception) -> None:
-    assert out_of_memory(error)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("out of memory"), OSError("x")])
-def test_what_is_something_else(error: Exception) -> None:
-    assert not out_of_memory(error)
+    assert out_of_memory(error) is of_memory

@@ -21,12 +21,10 @@ from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.runners.llamacpp import runner as llamacpp
 from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaBatch, LlamaCppRunner, LlamaMemory, gguf_trial
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
-from specwire.text.tokenizer import encode, load_tokenizer
 from tests.lm.gguf_files import rounded, write, written
 from tests.lm.models import CONTEXT, EMBEDDING, VOCABULARY, build, config, plain, save
 from tests.lm.walk import Texts, Trees, last_rows
-from tests.real_models import GEMMA, NAMES, SMOL, real_model
-from tests.text import other_vocabularies
+from tests.real_models import GEMMA, NAMES, real_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama_cpp is not there: make setup-llamacpp"
@@ -166,21 +164,6 @@ def test_keys_and_values_may_be_kept_in_less(kv_type: str, tmp_path: Path) -> No
     assert float(off) < {"f16": 0.01, "q8_0": 0.03, "q4_0": 0.5}[kv_type]
 
 
-def test_a_text_behind_a_copied_prefix_is_unlike_what_the_prefix_goes_on_with(tmp_path: Path) -> None:
-    """Copies share cells: each may be rolled back, written on and discarded without the other."""
-    model = build(config("qwen3"))
-    lm = load(model, tmp_path, slots=2)
-    text, other = list(range(1, 31)), [*range(1, 16), *range(40, 30, -1)]
-    lm.forward([Feed(0, 0, text, 0)])
-    lm.copy(0, 1, 20)
-    lm.rollback(0, 10)
-    both = lm.forward([Feed(1, 15, other[15:], 1), Feed(0, 10, text[10:], 1)])
-    expected = torch.stack((plain(model, other)[-1], plain(model, text)[-1]))
-    torch.testing.assert_close(both, expected, atol=1e-4, rtol=1e-4)
-    lm.discard(0)
-    torch.testing.assert_close(lm.forward([Feed(1, 24, other[24:], 1)])[0], expected[0], atol=1e-4, rtol=1e-4)
-
-
 @torch.no_grad()
 def spoilt(model: PreTrainedModel) -> PreTrainedModel:
     """Behind the first layer token 7, and only that, is beyond float32."""
@@ -218,17 +201,6 @@ def test_what_the_demo_pair_is_told_by_its_file(tmp_path: Path) -> None:
     assert (info.vocabulary, info.eos_ids, info.context) == (own.vocabulary, own.eos_ids, 64)
     assert (info.name, info.runtime, info.architecture, info.dtype) == ("demo", "llamacpp", "llama", "f32")
     assert info.weights_fingerprint != own.weights_fingerprint
-
-
-def test_a_tokenizer_is_made_of_the_pieces_of_a_files_table(tmp_path: Path) -> None:
-    folder = other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece)
-    path = written(Path(folder), tmp_path / "pieces.gguf")
-    tokenizer = load_tokenizer(load_model(path, slots=1, context=64, runtime=LLAMACPP).info.tokenizer_json)
-    weights = GgufWeights(read_gguf(path))
-    for text in llamacpp.TRIAL_TEXTS:
-        ids = encode(tokenizer, text)
-        assert ids == weights.tokens(text)
-        assert tokenizer.decode(ids) == text
 
 
 def test_a_tokenizer_that_makes_other_tokens_than_llama_cpp_is_not_served(
@@ -282,13 +254,6 @@ def test_what_it_is_not_served_with_is_named(options: dict[str, Any], message: s
 def test_its_options_are_for_its_files(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is for \.gguf files"):
         load_model(save(build(config("llama")), tmp_path), slots=1, **options)
-
-
-def test_a_file_that_is_cut_off_is_refused_before_llama_cpp_reads_it(tmp_path: Path) -> None:
-    path = Path(write(build(config("llama")), tmp_path / "a.gguf"))
-    path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(ModelError, match=r"a\.gguf': the tensor .* does not fit into its \d+ bytes; is it cut off"):
-        load_model(str(path), slots=1, runtime=LLAMACPP)
 
 
 def test_a_runner_that_disagrees_with_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,10 +356,6 @@ def test_a_fault_is_beyond_the_tolerance(real: RealFile, fault: Change, monkeypa
     assert real.deviation() > 1
 
 
-def no_rollback(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LlamaMemory, "remove", lambda *_: None)
-
-
 def one_position_later(patch: pytest.MonkeyPatch) -> None:
     filled = LlamaBatch.filled
 
@@ -402,15 +363,6 @@ def one_position_later(patch: pytest.MonkeyPatch) -> None:
         return filled(batch, [run._replace(position=run.position + (run.position > 0)) for run in runs], count)
 
     patch.setattr(LlamaBatch, "filled", later)
-
-
-@pytest.mark.parametrize("fault", [no_rollback, one_position_later])
-def test_a_fault_that_llama_cpp_sees_is_told(fault: Change, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text has the positions from 0 on, without gaps: it computes nothing else."""
-    small = RealFile(SMOL)
-    fault(monkeypatch)
-    with pytest.raises(RuntimeError, match="inconsistent sequence positions"):
-        small.deviation()
 
 
 def test_a_window_that_is_ignored_is_beyond_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:

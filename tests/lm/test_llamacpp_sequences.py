@@ -13,7 +13,7 @@ from specwire.core.model import Feed, ModelInfo, TreeFeed
 from specwire.lm.kv_cache import CachedLM, Runner
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from tests.lm.models import CONTEXT, VOCABULARY, build, config
-from tests.lm.walk import DraftedTrees, Trees, last_rows
+from tests.lm.walk import Trees, last_rows
 
 SLOTS, STEPS = 3, 60
 TEXT = [3, 10, 17, 24, 31]
@@ -134,14 +134,6 @@ def test_any_growing_and_pruning_lets_each_token_see_its_line(
     for slot in range(SLOTS):
         lm.discard(slot)
     assert runner.memory.cells == []
-
-
-@pytest.mark.parametrize("for_branches", [2, 64])
-def test_a_drafters_trees_are_its_models(for_branches: int, model: PreTrainedModel) -> None:
-    drafting = DraftedTrees(model, UnsteadyLM(SimulatedRunner(model, for_branches), INFO, SLOTS), seed=3)
-    for _ in range(8):
-        drafting.step()
-    assert drafting.branches > 8
 
 
 def grown(lm: CachedLM, *parents: int) -> list[int]:

@@ -122,6 +122,7 @@ def test_a_rotation_that_depends_on_the_length_takes_the_generic_path(tmp_path: 
         ({"dtype": "int4"}, "dtype: must be one of float32, bfloat16, float16, not 'int4'"),
         ({"device": "warp"}, "device: 'warp' cannot be used here"),
         ({"threads": 0}, "threads: must be at least 1, not 0"),
+        ({"deterministic": True, "device": "meta"}, "deterministic: is known to hold on cpu only, not on meta"),
         ({"context": 1}, "context: must be from 2 to 16777216 positions, not 1"),
         ({"context": CONTEXT + 1}, f"context: the model was made for {CONTEXT} positions, not {CONTEXT + 1}"),
     ],
@@ -395,9 +396,6 @@ def test_a_vllm_that_is_not_known_is_named(
 @pytest.mark.parametrize(("held", "slots"), [(6, 2), (5, 1), (4, 1), (1000, 7)])
 def test_slots_of_whole_blocks_fit_into_the_memory_beside_vllm_s_own(held: int, slots: int) -> None:
     assert vllm.VllmMemory(held * 16 * 64, 64).slots(block=16, per_slot=2, most=7) == slots
-
-
-def test_memory_that_holds_no_slot_of_vllm_s_is_named() -> None:
     told = r"kv_memory: 3 KiB hold 3 blocks of 16 positions; one text takes 2, and vLLM 2 of its own: give more"
     with pytest.raises(ModelError, match=told):
         vllm.VllmMemory(3 << 10, 64).slots(block=16, per_slot=2, most=7)

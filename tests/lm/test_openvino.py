@@ -343,13 +343,10 @@ def test_it_is_imported_only_where_it_was_asked_for(tmp_path: Path) -> None:
     _run(code)
 
 
-def test_auto_takes_openvino_where_it_agrees(tmp_path: Path) -> None:
-    assert load_model(save(build(config("llama")), tmp_path), slots=1, runtime="auto").info.runtime == "openvino"
-
-
 def test_auto_takes_torch_where_openvino_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "specwire.lm.runners.openvino.runner", None)
     folder = save(build(config("llama")), tmp_path)
+    assert load_model(folder, slots=1, runtime="auto").info.runtime == "openvino"
+    monkeypatch.setitem(sys.modules, "specwire.lm.runners.openvino.runner", None)
     assert load_model(folder, slots=1, runtime="auto").info.runtime == "torch"
     with pytest.raises(ModelError, match=r"openvino is not installed \(pip install 'specwire\[openvino\]'\)"):
         load_model(folder, slots=1, runtime="openvino")
@@ -416,30 +413,30 @@ def test_a_signal_is_survived_when_another_thread_has_dropped_the_last_model(tmp
 # Rows of padding against changes of shape, by numbers.
 
 
-def test_padding_until_it_has_cost_what_a_change_costs() -> None:
-    steady = SteadyRows(price=8)
-    assert [steady.shape(needed) for needed in (4, 1, 1, 1, 1, 4, 4, 3, 3)] == [4, 4, 4, 1, 1, 4, 4, 4, 4]
+@pytest.mark.parametrize(
+    ("price", "needed", "computed"),
+    [
+        (8, (4, 1, 1, 1, 1, 4, 4, 3, 3), [4, 4, 4, 1, 1, 4, 4, 4, 4]),  # until it has cost what a change costs
+        (8, (8, 1, 8, 1, 8, 1, 8, 1), [8] * 8),  # a full forward begins the count anew
+        (8, (9, 9, 9, 9, 9, 9), [12, 12, 9, 9, 9, 9]),  # who is needed all the time has nothing from padding
+        (0, (7, 1, 512, 3, 3), [7, 1, 512, 3, 3]),
+    ],
+)
+def test_padding_is_kept_while_it_is_cheaper_than_a_change(
+    price: int, needed: Sequence[int], computed: list[int]
+) -> None:
+    steady = SteadyRows(price)
+    assert [steady.shape(rows) for rows in needed] == computed
 
 
-def test_a_full_forward_begins_the_count_anew() -> None:
-    steady = SteadyRows(price=8)
-    assert [steady.shape(needed) for needed in (8, 1, 8, 1, 8, 1, 8, 1)] == [8] * 8
-
-
-def test_a_growth_is_to_a_multiple_where_a_change_costs_as_much() -> None:
-    assert [SteadyRows(price=GRAIN).shape(needed) for needed in (1, 3, 4, 5, 17, 512)] == [1, 3, 4, 8, 20, 512]
-    assert [SteadyRows(price=GRAIN - 1).shape(needed) for needed in (5, 17)] == [5, 17]
-
-
-def test_what_is_needed_all_the_time_is_what_is_computed() -> None:
-    """Nine sessions that decode plainly have nothing from rows of padding."""
-    steady = SteadyRows(price=8)
-    assert [steady.shape(9) for _ in range(6)] == [12, 12, 9, 9, 9, 9]
-
-
-def test_without_a_price_nothing_is_padded() -> None:
-    steady = SteadyRows(price=0)
-    assert [steady.shape(needed) for needed in (7, 1, 512, 3, 3)] == [7, 1, 512, 3, 3]
+@pytest.mark.parametrize(
+    ("price", "needed", "computed"),
+    [(GRAIN, (1, 3, 4, 5, 17, 512), [1, 3, 4, 8, 20, 512]), (GRAIN - 1, (5, 17), [5, 17])],
+)
+def test_a_growth_is_to_a_multiple_where_a_change_costs_as_much(
+    price: int, needed: Sequence[int], computed: list[int]
+) -> None:
+    assert [SteadyRows(price).shape(rows) for rows in needed] == computed
 
 
 @pytest.mark.parametrize("price", [0, 3, 16])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.backends import mkldnn
 
-from deploy.cli.diagnosis.doctor_models import check_choices, facts_of
+from deploy.cli.diagnosis.doctor_models import check_choices
 from specwire.lm import load_model, native_dtype
 from specwire.lm.load import native_precision
 from tests.lm.models import build, config, save
@@ -62,16 +62,13 @@ def test_by_the_processor(machine: Machine, kind: str, avx512_bf16: bool, onednn
 
 @pytest.mark.parametrize(("computes", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_by_the_gpu(machine: Machine, computes: bool, dtype: str) -> None:
+    machine.is_("x86_64", True, True)
+    assert native_dtype("cuda:0") == native_dtype("nonsense") == "float32", "who uses it finds out whether it is there"
     machine.is_("x86_64", True, True, gpu=computes)
     assert native_dtype("cuda:1") == dtype
     told = {each.topic: each.text for each in check_choices()}
     assert told["dtype"].split()[2] == f"{dtype}:"
     assert told["runtime"] == "auto is torch on cuda:0: openvino computes on processors"
-
-
-def test_a_device_that_nobody_knows_is_left_to_who_uses_it(machine: Machine) -> None:
-    machine.is_("x86_64", True, True)
-    assert native_dtype("cuda:0") == native_dtype("nonsense") == "float32"
 
 
 def test_a_model_tells_what_was_chosen_and_is_that_one(machine: Machine, tmp_path: Path) -> None:
@@ -84,11 +81,3 @@ def test_a_model_tells_what_was_chosen_and_is_that_one(machine: Machine, tmp_pat
     plain = load_model(folder, slots=1, dtype="auto").info
     assert (emulated.dtype, plain.dtype) == ("bfloat16", "float32")
     assert emulated.weights_fingerprint == stated.weights_fingerprint != plain.weights_fingerprint
-
-
-def test_the_doctor_counts_bytes_of_what_is_chosen(machine: Machine, tmp_path: Path) -> None:
-    folder = save(build(config("llama")), tmp_path)
-    machine.is_("x86_64", True, True)
-    half = facts_of(folder, "auto").kv_bytes
-    machine.is_("x86_64")
-    assert facts_of(folder, "auto").kv_bytes == 2 * half

@@ -15,12 +15,24 @@ from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel, ModelError, load_model
-from specwire.lm.scripted import HeadedScript, Script, ScriptedLM
+from specwire.lm.scripted import HeadedScript
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 
 
 def _load(spec: str, slots: int = 2) -> LanguageModel:
     return load_model(spec, slots=slots)
+
+
+def _told(right: list[int | None], scores: list[list[float]], prompt: int = 1) -> str:
+    """Ranks, as their file has them."""
+    return json.dumps({"prompt": prompt, "right": right, "scores": scores})
+
+
+def _with_file(folder: Path, option: str, content: str) -> str:
+    """A script that reads a file of this content."""
+    path = folder / option
+    path.write_text(content)
+    return f"scripted:3:{option}={path}"
 
 
 def test_logits_depend_on_the_text_alone() -> None:
@@ -47,14 +59,6 @@ def test_a_wrong_rollback_changes_every_later_row() -> None:
     expected = right.forward([Feed(0, 2, [4, 6], 2)])
     got = wrong.forward([Feed(0, 3, [4, 6], 2)])
     assert not any(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
-
-
-def test_a_discarded_slot_is_empty() -> None:
-    lm = _load("scripted:7")
-    first = lm.forward([Feed(0, 0, [5], 1)])
-    lm.discard(0)
-    assert lm.cached(0) == 0
-    assert torch.equal(lm.forward([Feed(0, 0, [5], 1)]), first)
 
 
 @pytest.mark.parametrize("agree", [0.0, 0.7, 1.0])
@@ -90,7 +94,10 @@ def test_info() -> None:
     assert target.vocabulary_fingerprint != _load("scripted:3:vocab=65").info.vocabulary_fingerprint
     assert target.weights_fingerprint != draft.weights_fingerprint
     assert target == _load("scripted:3").info
+    assert (target.device, _load("scripted:3:device=cloud").info.device) == ("cpu", "cloud")
     assert load_model("scripted:3", slots=1, context=64).info.context == 64
+    with pytest.raises(ModelError, match="context: a scripted model has from 2 to 4096 positions, not 5000"):
+        load_model("scripted:1", slots=1, context=5000)
 
 
 def test_text_and_ids_convert() -> None:
@@ -98,10 +105,6 @@ def test_text_and_ids_convert() -> None:
     assert tokenizer.encode("3 17 63").ids == [3, 17, 63]
     assert tokenizer.decode([3, 17, 63], skip_special_tokens=True) == "3 17 63"
     assert tokenizer.encode("def 5").ids == [1, 5]
-
-
-def test_no_rows_wanted() -> None:
-    assert _load("scripted:3").forward([Feed(0, 0, [1, 2], 0)]).shape == (0, 64)
 
 
 @pytest.mark.parametrize(
@@ -130,41 +133,34 @@ def test_a_bad_script_is_refused(spec: str, message: str) -> None:
         _load(spec)
 
 
-def _trace(folder: Path, bits: str) -> str:
-    path = folder / "trace"
-    path.write_text(bits)
-    return f"scripted:3:trace={path}"
+@pytest.mark.parametrize(
+    ("option", "content", "message"),
+    [
+        ("trace", "", "trace: .* is empty"),
+        ("trace", "01x0", "trace: must hold 0 and 1 only"),
+        ("ranks", "0110", "is no object of prompt, right and scores"),
+        ("ranks", _told([], []), "must hold a place"),
+        ("ranks", _told([0, 1], [[0.0, -1.0]]), "must hold a place"),
+        ("ranks", _told([0], [[]]), "must hold a place"),
+        ("ranks", _told([2], [[0.0, -1.0]]), "a place is beyond its scores"),
+        ("ranks", _told([0], [[-1.0, 0.0]]), "scores must fall"),
+        ("ranks", _told([0], [[0.0] * 63]), "vocab: 64 ids are too few for 63 with scores"),
+    ],
+)
+def test_a_file_that_is_no_trace_and_no_ranks_is_refused(
+    option: str, content: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        _load(_with_file(tmp_path, option, content))
 
 
 def test_a_trace_decides_where_a_drafter_agrees(tmp_path: Path) -> None:
     text = [index * 7 % 64 for index in range(20)]
     target = _load("scripted:3").forward([Feed(0, 0, text, 20)])
-    draft = _load(_trace(tmp_path, "0110\n1001\n")).forward([Feed(0, 0, text, 20)])
+    draft = _load(_with_file(tmp_path, "trace", "0110\n1001\n")).forward([Feed(0, 0, text, 20)])
     agreed = (target.argmax(1) == draft.argmax(1)).tolist()
     # Row i chooses the token at position i + 1.
     assert agreed == ["01101001"[(index + 1) % 8] == "1" for index in range(20)]
-
-
-def test_a_trace_counts_positions_not_rows(tmp_path: Path) -> None:
-    spec, text = _trace(tmp_path, "0110100111"), [4, 8, 15, 16, 23, 42]
-    whole = _load(spec).forward([Feed(0, 0, text, 6)])
-    lm = _load(spec)
-    lm.forward([Feed(0, 0, [4, 8, 15, 9], 0)])
-    lm.rollback(0, 3)
-    assert torch.equal(lm.forward([Feed(0, 3, [16, 23, 42], 2)]), whole[4:])
-
-
-@pytest.mark.parametrize("bits", ["", "01x0"])
-def test_a_trace_that_is_none_is_refused(tmp_path: Path, bits: str) -> None:
-    with pytest.raises(ModelError, match="trace: "):
-        _load(_trace(tmp_path, bits))
-
-
-def test_every_further_row_adds_its_cost() -> None:
-    script = Script.parse("scripted:3:delay_ms=30:row_cost=0.05")
-    assert script.duration(1) == pytest.approx(0.030)
-    assert script.duration(9) == pytest.approx(0.042)
-    assert Script.parse("scripted:3:delay_ms=30").duration(9) == pytest.approx(0.030)
 
 
 def test_a_forward_takes_at_least_its_time() -> None:
@@ -188,16 +184,6 @@ def test_forwards_take_their_time_on_average(monkeypatch: pytest.MonkeyPatch) ->
     for position in range(400):
         lm.forward([Feed(0, position, [1], 1)])
     assert now == pytest.approx(0.4, abs=1e-3)
-
-
-def test_a_device_of_its_own_has_a_name() -> None:
-    assert _load("scripted:3").info.device == "cpu"
-    assert _load("scripted:3:device=cloud").info.device == "cloud"
-
-
-def test_a_context_out_of_range_is_refused() -> None:
-    with pytest.raises(ModelError, match="context: a scripted model has from 2 to 4096 positions, not 5000"):
-        load_model("scripted:1", slots=1, context=5000)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -225,24 +211,14 @@ def _tree(nodes: range, wanted: int) -> Feed:
     return Feed(0, trunk + nodes.start, tokens, wanted, TreeFeed(trunk, ancestors))
 
 
-def _ranks(folder: Path, right: list[int | None], scores: list[list[float]], prompt: int = 1) -> str:
-    path = folder / "ranks"
-    path.write_text(json.dumps({"prompt": prompt, "right": right, "scores": scores}))
-    return f"scripted:3:ranks={path}"
-
-
-def _scripted(spec: str, slots: int = 2) -> ScriptedLM:
-    return ScriptedLM.parse(spec, slots=slots)
-
-
 def test_nodes_say_what_their_paths_say_as_lines(tmp_path: Path) -> None:
     scores = [[0.0, -0.5, -1.0 - index] for index in range(5)]
     for spec in (
         "scripted:7",
-        "scripted:7:trace=" + _file(tmp_path, "0110100"),
-        _ranks(tmp_path, [0, 1, None], scores[:3]),
+        _with_file(tmp_path, "trace", "0110100"),
+        _with_file(tmp_path, "ranks", _told([0, 1, None], scores[:3])),
     ):
-        lm = _scripted(spec)
+        lm = _load(spec)
         lm.forward([Feed(0, 0, TEXT, 1)])
         rows = torch.cat([lm.forward([_tree(range(3), 3)]), lm.forward([_tree(range(3, 7), 4)])])
         assert lm.cached(0) == len(TEXT) + len(NODES)
@@ -252,7 +228,7 @@ def test_nodes_say_what_their_paths_say_as_lines(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_kept_go_on_as_their_path() -> None:
-    lm = _scripted("scripted:7")
+    lm = _load("scripted:7")
     lm.forward([Feed(0, 0, TEXT, 0), Feed(1, 0, _line(5), 0)])
     lm.forward([_tree(range(len(NODES)), 0)])
     lm.keep(0, len(TEXT), [len(TEXT) + node for node in (0, 2, 5)])
@@ -263,7 +239,7 @@ def test_rows_that_are_kept_go_on_as_their_path() -> None:
 
 def test_what_was_kept_wrongly_spoils_what_stands_behind_it() -> None:
     """Node 3 descends from 1: behind 0 its keys and values are wrong ones, though its token is node 2's."""
-    lm = _scripted("scripted:7")
+    lm = _load("scripted:7")
     lm.forward([Feed(0, 0, TEXT, 0), Feed(1, 0, _line(2), 0)])
     lm.forward([_tree(range(len(NODES)), 0)])
     lm.keep(0, len(TEXT), [len(TEXT), len(TEXT) + 3])
@@ -271,15 +247,6 @@ def test_what_was_kept_wrongly_spoils_what_stands_behind_it() -> None:
     feeds = [Feed(slot, trunk + 2, [40], 1, TreeFeed(trunk, ((trunk, trunk + 1),))) for slot in range(2)]
     one, other = lm.forward(feeds)
     assert not torch.equal(one, other)
-
-
-@pytest.mark.parametrize("rows", [[5, 4], [4, 4], [3], [11]])
-def test_only_rising_rows_of_the_slot_can_be_kept(rows: list[int]) -> None:
-    lm = _scripted("scripted:7")
-    lm.forward([Feed(0, 0, TEXT, 0)])
-    lm.forward([_tree(range(len(NODES)), 0)])
-    with pytest.raises(ValueError, match="rows: "):
-        lm.keep(0, len(TEXT), rows)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -300,7 +267,8 @@ def _greedy(prompt: list[int], tokens: int) -> list[int]:
 def test_the_targets_token_has_its_recorded_place_and_the_others_their_scores(tmp_path: Path) -> None:
     prompt = [9, 5, 7]
     text = _greedy(prompt, 12)
-    drafter = _load(_ranks(tmp_path, RIGHT, SCORES, prompt=3))
+    drafter = _load(_with_file(tmp_path, "ranks", _told(RIGHT, SCORES, prompt=3)))
+    assert drafter.info.weights_fingerprint != _load("scripted:3").info.weights_fingerprint
     rows = drafter.forward([Feed(0, 0, text[:-1], 12)])
     for index, (row, token) in enumerate(zip(rows, text[3:], strict=True)):
         values, ids = row.topk(4)
@@ -315,7 +283,7 @@ def test_the_targets_token_has_its_recorded_place_and_the_others_their_scores(tm
 def test_behind_a_wrong_text_the_scores_are_those_of_another_place_whatever_the_position(tmp_path: Path) -> None:
     """It stays wrong, whatever follows; and which place it is depends on the text."""
     text = _greedy([9], 30)
-    drafter = _load(_ranks(tmp_path, [0] * 4, SCORES), slots=1)
+    drafter = _load(_with_file(tmp_path, "ranks", _told([0] * 4, SCORES)), slots=1)
     wrong = [*text[:3], 60 if text[3] != 60 else 61, *text[4:]]
     rows = drafter.forward([Feed(0, 0, wrong, 27)])
     said = [[round(value, 1) for value in (row.topk(4).values - row.max()).tolist()] for row in rows]
@@ -323,40 +291,6 @@ def test_behind_a_wrong_text_the_scores_are_those_of_another_place_whatever_the_
     assert all(each in recorded for each in said)
     assert len({recorded.index(each) for each in said}) == 4
     assert said != [recorded[(3 + index) % 4] for index in range(27)]
-
-
-@pytest.mark.parametrize(
-    ("right", "scores", "message"),
-    [
-        ([], [], "must hold a place"),
-        ([0, 1], [[0.0, -1.0]], "must hold a place"),
-        ([0], [[]], "must hold a place"),
-        ([2], [[0.0, -1.0]], "a place is beyond its scores"),
-        ([0], [[-1.0, 0.0]], "scores must fall"),
-        ([0], [[0.0] * 63], "vocab: 64 ids are too few for 63 with scores"),
-    ],
-)
-def test_ranks_that_are_none_are_refused(
-    tmp_path: Path, right: list[int | None], scores: list[list[float]], message: str
-) -> None:
-    with pytest.raises(ModelError, match=message):
-        _load(_ranks(tmp_path, right, scores))
-
-
-def test_a_file_that_holds_no_ranks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is no object of prompt, right and scores"):
-        _load("scripted:3:ranks=" + _file(tmp_path, "0110"))
-
-
-def test_ranks_are_part_of_what_a_drafter_is(tmp_path: Path) -> None:
-    one = _load(_ranks(tmp_path, [0], [[0.0, -1.0]])).info
-    assert one.weights_fingerprint != _load(_ranks(tmp_path, [1], [[0.0, -1.0]])).info.weights_fingerprint
-
-
-def _file(folder: Path, text: str) -> str:
-    path = folder / "file"
-    path.write_text(text)
-    return str(path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -367,8 +301,8 @@ PROMPT = [3, 1, 4, 1, 5]
 DEPTH = 8
 
 
-def model(agree: float, context: int | None = None) -> HeadedScript:
-    lm = load_model(TARGET, slots=3, heads=f"{TARGET}:agree={agree}", context=context)
+def always_right(context: int | None = None) -> HeadedScript:
+    lm = load_model(TARGET, slots=3, heads=TARGET, context=context)
     assert isinstance(lm, HeadedScript)
     assert isinstance(lm, DraftingModel)
     return lm
@@ -376,26 +310,18 @@ def model(agree: float, context: int | None = None) -> HeadedScript:
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 def test_one_that_always_agrees_says_the_target_s_own_text(sampling: Sampling) -> None:
-    lm, plain = model(1.0), load_model(TARGET, slots=1)
+    lm, plain = always_right(), load_model(TARGET, slots=1)
     lm.forward([Feed(1, 0, PROMPT[:-1], 1), Feed(2, 0, PROMPT[1:-1], 1)])
     requests = [HeadRequest(1, PROMPT, sampling, DEPTH), HeadRequest(2, PROMPT[1:], sampling, 2)]
     assert lm.draft(requests) == [oracle(plain, PROMPT, DEPTH, sampling), oracle(plain, PROMPT[1:], 2, sampling)]
     assert [lm.cached(slot) for slot in range(3)] == [0, 4, 3], "what it drafted is not held"
-
-
-def test_it_is_right_as_often_as_it_agrees() -> None:
-    lm, plain = model(0.6), load_model(TARGET, slots=1)
-    right = 0
-    for first in range(400):
-        prompt = [first % 24, first // 24, 3]
-        lm.forward([Feed(0, 0, prompt[:-1], 1)])
-        right += lm.draft([HeadRequest(0, prompt, GREEDY, 1)])[0] == oracle(plain, prompt, 1)
-        lm.discard(0)
-    assert 0.5 < right / 400 < 0.7
+    short = always_right(context=7)
+    short.forward([Feed(0, 0, PROMPT[:-1], 1)])
+    assert len(short.draft([HeadRequest(0, PROMPT, sampling, DEPTH)])[0]) == 2, "its context ends there"
 
 
 def test_it_reads_what_the_slot_holds_before_it_drafts() -> None:
-    lm = model(1.0)
+    lm = always_right()
     assert lm.unread(0) == 0
     lm.forward([Feed(0, 0, PROMPT[:-1], 1)])
     assert lm.unread(0) == 4
@@ -413,12 +339,6 @@ def test_it_reads_what_the_slot_holds_before_it_drafts() -> None:
     assert lm.unread(0) == 0
     lm.stop()
     assert lm.unread(1) is None
-
-
-def test_it_drafts_no_further_than_the_context() -> None:
-    lm = model(1.0, context=7)
-    lm.forward([Feed(0, 0, PROMPT[:-1], 1)])
-    assert len(lm.draft([HeadRequest(0, PROMPT, GREEDY, DEPTH)])[0]) == 2
 
 
 def test_its_forward_takes_its_time() -> None:

@@ -116,21 +116,18 @@ def test_what_is_kept_is_valid_and_the_rest_stale(table: SlotTable) -> None:
         table.keep(2, 0, [])
 
 
-def test_a_lower_start_is_a_rollback(table: SlotTable) -> None:
+def test_a_rollback_lowers_only_and_a_lower_start_is_one(table: SlotTable) -> None:
     feed = Feed(0, 1, [5], 1)
     table.check([feed])
     table.write([feed])
     assert table.cached(0) == 1
     table.commit([feed])
-    assert table.cached(0) == 2
-    assert table.written(0) == 3
-
-
-def test_rollback_lowers_only(table: SlotTable) -> None:
-    table.rollback(0, 3)
+    assert (table.cached(0), table.written(0)) == (2, 3)
     table.rollback(0, 0)
     with pytest.raises(ValueError, match="slot 0 holds 0 positions and cannot be rolled back to 1"):
         table.rollback(0, 1)
+    with pytest.raises(ValueError, match="slots: must be at least 1, not 0"):
+        SlotTable(0, 8, 10)
 
 
 def test_what_is_copied_is_valid_and_the_rest_of_the_target_stale(table: SlotTable) -> None:
@@ -150,8 +147,3 @@ def test_what_is_copied_is_valid_and_the_rest_of_the_target_stale(table: SlotTab
         with pytest.raises(ValueError, match=message):
             table.copy(*arguments)
     assert (table.cached(0), table.cached(1)) == (0, 2)
-
-
-def test_a_model_has_at_least_one_slot() -> None:
-    with pytest.raises(ValueError, match="slots: must be at least 1, not 0"):
-        SlotTable(0, 8, 10)

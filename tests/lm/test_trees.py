@@ -17,7 +17,7 @@ from specwire.lm.runners.hugging_face import HuggingFaceRunner
 from specwire.lm.runners.llama import LlamaRunner
 from specwire.lm.runners.select import trial_of
 from tests.lm.families import ALONE, CHUNKED, SERVED, SLIDING, WINDOW, Family
-from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, poison, save
+from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, build, config, plain, save
 from tests.lm.walk import Trees, last_rows
 
 SLOTS = 3
@@ -106,15 +106,6 @@ def test_a_window_slides_along_a_branch(family: Family, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_bfloat16_stays_within_its_tolerance_of_the_line(kind: str, tmp_path: Path) -> None:
-    model, lm = loaded(kind, tmp_path, "bfloat16")
-    lm.forward([Feed(0, 0, TEXT, 0)])
-    logits = lm.forward([branching(0, len(TEXT)), Feed(1, 0, TEXT, 1)])
-    expected = last_rows(model.bfloat16(), [*lines(TEXT), TEXT])
-    assert float((logits - expected).abs().max()) <= float(expected.abs().max()) / 16
-
-
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_node_does_not_see_those_beside_it(kind: str, others: int, tmp_path: Path) -> None:
     """Whatever the rows hold that are no ancestors, they change no bit, alone and in a batch."""
@@ -130,33 +121,6 @@ def test_a_node_does_not_see_those_beside_it(kind: str, others: int, tmp_path: P
     assert torch.equal(lm.forward(fed), clean)
     expected = last_rows(model, [[*lines(TEXT)[5], 9], [*TEXT, 4]])
     torch.testing.assert_close(clean[:2], expected, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_what_was_not_kept_is_gone(kind: str, tmp_path: Path) -> None:
-    """Decided is node 1; below it stand 3, 4, 5 and 7, of which 4 is dropped. A NaN in the dropped rows would show."""
-    model, lm = loaded(kind, tmp_path)
-    trunk = len(TEXT)
-    lm.forward([Feed(0, 0, TEXT, 0)])
-    lm.forward([branching(0, trunk)])
-    lm.keep(0, trunk, [trunk + node for node in (1, 3, 5, 7)])
-    assert lm.cached(0) == trunk + 4
-    fill(lm, 0, range(trunk + 4, CONTEXT), NAN)
-    text, below = [*TEXT, tokens_of(2)[1]], trunk + 1
-    grown = Feed(
-        0, trunk + 4, [2, 6, 8], 3, TreeFeed(below, ((below, below + 1), (below,), (below, below + 1, below + 2)))
-    )
-    tokens = tokens_of(len(PARENTS))
-    expected = last_rows(
-        model, [[*text, tokens[3], tokens[5], 2], [*text, tokens[3], 6], [*text, tokens[3], tokens[5], tokens[7], 8]]
-    )
-    torch.testing.assert_close(lm.forward([grown]), expected, atol=TOLERANCE, rtol=TOLERANCE)
-    # Decided are 3 and 5: the text is a line again.
-    lm.keep(0, below, [below, below + 1])
-    fill(lm, 0, range(below + 2, CONTEXT), NAN)
-    text += [tokens[3], tokens[5], 8]
-    got = lm.forward([Feed(0, len(text) - 1, [8], 1)])
-    torch.testing.assert_close(got[0], plain(model, text)[-1], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_trees_stand_beside_long_feeds(tmp_path: Path) -> None:
@@ -210,19 +174,6 @@ def test_a_tree_may_stand_behind_no_text_and_fill_the_context(kind: str, tmp_pat
     torch.testing.assert_close(got, last_rows(model, lines(text)), atol=TOLERANCE, rtol=TOLERANCE)
     with pytest.raises(ValueError, match=f"tokens: slot 0 would hold {CONTEXT + 1} positions"):
         lm.forward([Feed(0, CONTEXT, [1], 1, TreeFeed(len(text), ((),)))])
-
-
-@pytest.mark.parametrize("kind", ["llama", "olmo"])
-def test_logits_of_a_node_that_are_not_finite_cost_their_own_slot_only(kind: str, tmp_path: Path) -> None:
-    model = build(config(kind))
-    poison(model, tokens_of(2)[1], NAN)
-    lm = load_model(save(model, tmp_path), slots=SLOTS)
-    lm.forward([Feed(slot, 0, TEXT[:2], 0) for slot in range(2)])
-    lm.forward([branching(0, 2), Feed(1, 2, TEXT[2:4], 1)])
-    assert lm.failed == {0}
-    assert (lm.cached(0), lm.cached(1)) == (0, 4)
-    again = lm.forward([Feed(0, 0, TEXT, 1), Feed(1, 4, TEXT[4:], 1)])
-    torch.testing.assert_close(again, plain(model, TEXT)[[-1, -1]], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""Random walks over the slots of a model, held against the model's own cache-less forward: of texts, of trees, and of
-the trees of a drafter.
-"""
+"""Random walks over the slots of a model, held against the model's own cache-less forward: of texts, and of trees."""
 
 from __future__ import annotations
 
@@ -11,14 +9,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from draft_service.service import deliver
-from draft_service.sessions import AdvanceSession, DraftedProposal, Opened, OpenSession, Reply, Sessions
-from specwire.core.draft import MOST_CANDIDATES
-from specwire.core.law.sampling import Sampling
-from specwire.core.messages import Pace
 from specwire.core.model import TreeFeed
 from specwire.lm import Feed, LanguageModel
-from specwire.lm.guesses import guesses
 from tests.lm.models import CONTEXT, TOLERANCE, VOCABULARY, plain
 
 # Most draft rows of a slot, most tokens of a feed, and the room that a text leaves for them.
@@ -212,49 +204,3 @@ def last_rows(model: PreTrainedModel, lines: Sequence[Sequence[int]]) -> torch.T
     padded = torch.tensor([[*line, *[0] * (longest - len(line))] for line in lines])
     logits: torch.Tensor = model(input_ids=padded, use_cache=False).logits
     return torch.stack([row[len(line) - 1] for row, line in zip(logits, lines, strict=True)]).float()
-
-
-class DraftedTrees:
-    """A drafter's sessions on a model; a link to them. Each node is one of the likeliest tokens behind its line.
-
-    texts: what is decided. lines: of each session the lines that its nodes end, by chain and number.
-    """
-
-    def __init__(self, model: PreTrainedModel, lm: LanguageModel, seed: int) -> None:
-        self.model, self.random, self.pace = model, random.Random(seed), Pace(2, 8, branches=4)
-        self.sessions, self.replies = Sessions(lm, guesses, deliver), list[Reply]()
-        self.texts = [[3 + slot, 10, 17, 24] for slot in range(lm.slots)]
-        self.lines: list[dict[tuple[int, int], list[int]]] = [{} for _ in self.texts]
-        # Nodes that do not stand behind the one before them.
-        self.branches = 0
-        for handle, text in enumerate(self.texts):
-            self.sessions.apply(OpenSession(self, handle, tuple(text), Sampling(), self.pace))
-
-    def send(self, replies: list[Reply]) -> None:
-        self.replies += replies
-
-    def step(self) -> None:
-        """Draft all that the pace allows, then decide a line that was drafted, or none, and a token behind it."""
-        while self.sessions.wanting:
-            self.sessions.step()
-        self.sessions.deliver()
-        for reply in self.replies:
-            assert isinstance(reply, DraftedProposal | Opened), reply
-            if isinstance(reply, DraftedProposal):
-                self._take(reply)
-        self.replies.clear()
-        for handle, text in enumerate(self.texts):
-            ahead = [line[len(text) :] for line in self.lines[handle].values() if line[: len(text)] == text]
-            decided = [*self.random.choice([[], *ahead])[:3], self.random.randrange(VOCABULARY)]
-            self.sessions.apply(AdvanceSession(self, handle, len(text), tuple(decided), self.pace))
-            text += decided
-
-    def _take(self, reply: DraftedProposal) -> None:
-        proposal, known, text = reply.proposal, self.lines[reply.handle], self.texts[reply.handle]
-        numbers = range(proposal.offset, proposal.offset + len(proposal.tokens))
-        parents = proposal.parents or [number - 1 for number in numbers]
-        for number, parent, token in zip(numbers, parents, proposal.tokens, strict=True):
-            above = known[proposal.chain, parent] if parent >= 0 else text[: proposal.base]
-            known[proposal.chain, number] = [*above, token]
-            self.branches += parent != number - 1
-            assert token in plain(self.model, above)[-1].topk(MOST_CANDIDATES).indices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 
@@ -131,8 +132,15 @@ def none(_tokens: list[int]) -> list[int]:
     return []
 
 
-def rig_with(heads: ScriptedHeads, **more: object) -> Rig:
-    return Rig(MODEL, ngram=False, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})), **more)  # type: ignore[arg-type]
+def rig_with(heads: ScriptedHeads, depth: HeadDepth | float = 20.0, **more: Any) -> Rig:
+    """depth: or what a token of the head is thought to take."""
+    drafting = HeadDrafting(heads, depth if isinstance(depth, HeadDepth) else HeadDepth({1: depth}))
+    return Rig(MODEL, **{"ngram": False, "drafting": drafting, **more})
+
+
+def takes(rig: Rig, us: float, heads: ScriptedHeads | None = None) -> Callable[[], None]:
+    """Lets so much time pass; for each token of a draft, where it is of heads."""
+    return lambda: setattr(rig, "now", rig.now + us * (1 if heads is None else heads.asked[-1].depth))
 
 
 def kinds(rig: Rig) -> set[SourceKind]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
@@ -21,7 +20,7 @@ from specwire.lm.heads.slots import HeadedModel
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.lm import models
 from tests.lm.heads import test_mtp as mtp
-from tests.lm.heads.medusa_by_hand import FORMATS, written
+from tests.lm.heads.medusa_by_hand import FORMATS, HEADS, written
 from tests.verify_service.rig import COUPLED, GREEDY, Rig, oracle
 from tests.verify_service.scripted_heads import (
     LENGTH,
@@ -35,6 +34,7 @@ from tests.verify_service.scripted_heads import (
     none,
     rig_with,
     right,
+    takes,
     wrong,
 )
 from verify_service.engine import calibration
@@ -44,9 +44,7 @@ from verify_service.metrics import families
 from verify_service.server import start
 from verify_service.service import report_to_wire
 
-LOOPING = "scripted:5:memory=2"
 REPEATING = "scripted:5:memory=1:vocab=60"
-PROMPT_OF_FEW = (2, 0, 1)
 
 
 class StoppedClock:
@@ -92,54 +90,32 @@ def test_the_text_is_the_target_s_whatever_the_head_says(
     assert kinds(rig) == (set() if tokens is none else {SourceKind.HEAD})
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-def test_the_text_is_the_target_s_under_every_proposal_of_three_ids(sampling: Sampling) -> None:
-    """Beside n-grams, which of three ids find much; three sessions at once, whose heads say the same."""
-    spec = "scripted:5:vocab=3:spread=2"
-    lm, tested = load_model(spec, slots=1), set()
-    whole = [oracle(lm, (*PROMPT_OF_FEW, handle), LENGTH, sampling) for handle in range(3)]
-    for proposal in product(range(3), repeat=3):
-        heads = ScriptedHeads(lambda _tokens, says=proposal: list(says))  # type: ignore[misc]  # bound here
-        rig = Rig(spec, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
-        for handle in range(3):
-            rig.open(handle, (*PROMPT_OF_FEW, handle), sampling=sampling)
-        rig.run()
-        assert [rig.tokens[handle] for handle in range(3)] == whole
-        tested |= kinds(rig)
-    assert tested == {SourceKind.HEAD, SourceKind.NGRAM}
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize(
-    ("form", "runtime"), [*product(FORMATS, ["torch"]), ("medusa", "openvino"), ("hydra", "openvino")]
-)
-def test_texts_are_the_same_beside_heads_of_files(form: str, runtime: str, sampling: Sampling, tmp_path: Path) -> None:
+def of_files(form: str, folder: Path) -> str:
+    """A target, beside which there are such heads in `folder`."""
     made = models.config("llama")
     made.eos_token_id = None
-    where = models.save(models.build(made), tmp_path / "target")
-    config, tensors, name = FORMATS[form]()
-    written(tmp_path / "head", config, tensors, name)
-    texts: list[dict[int, list[int]]] = []
-    for heads in (None, str(tmp_path / "head")):
-        rig = Rig(where, context=models.CONTEXT, ngram=False, heads=heads, runtime=runtime)
-        for handle in range(3):
-            rig.open(handle, (*PROMPT, handle), sampling=sampling, max_tokens=30)
-        rig.run()
-        assert kinds(rig) == ({SourceKind.HEAD} if heads else set())
-        texts.append(rig.tokens)
-    assert texts[0] == texts[1]
+    written(folder / "head", *FORMATS[form]())
+    return models.save(models.build(made), folder / "target")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "mimo", "recurrent"])
-def test_texts_are_the_same_beside_an_mtp_layer(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "runtime"),
+    [
+        *product([*FORMATS, *("mtp-qwen3", "mtp-llama", "mtp-mimo", "mtp-recurrent")], ["torch"]),
+        *product(["medusa", "hydra"], ["openvino"]),
+    ],
+)
+def test_texts_are_the_same_beside_heads_of_files(form: str, runtime: str, tmp_path: Path) -> None:
     """Two greedy sessions and two that are drawn, at once."""
-    if name == "recurrent":
-        _, _, where = mtp.beside_recurrent(Qwen3_5TextConfig, tmp_path)
+    if form == "mtp-recurrent":
+        *_, where = mtp.beside_recurrent(Qwen3_5TextConfig, tmp_path)
+    elif form.startswith("mtp-"):
+        *_, where = mtp.built(mtp.FORMATS[form.removeprefix("mtp-")], tmp_path)
     else:
-        _, _, where = mtp.built(mtp.FORMATS[name], tmp_path)
+        where = of_files(form, tmp_path)
     texts: list[dict[int, list[int]]] = []
-    for heads in (None, where):
-        rig = Rig(where, context=models.CONTEXT, ngram=False, heads=heads)
+    for heads in (None, where if form.startswith("mtp-") else str(tmp_path / "head")):
+        rig = Rig(where, context=models.CONTEXT, ngram=False, heads=heads, runtime=runtime)
         for handle in range(4):
             rig.open(handle, (*PROMPT, handle), sampling=COUPLED if handle % 2 else GREEDY, max_tokens=30)
         rig.run()
@@ -151,10 +127,7 @@ def test_texts_are_the_same_beside_an_mtp_layer(name: str, tmp_path: Path) -> No
 def test_plain_steps_are_measured_without_features_and_what_these_take_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = models.save(models.build(models.config("llama")), tmp_path / "target")
-    config, tensors, name = FORMATS["medusa"]()
-    written(tmp_path / "head", config, tensors, name)
-    lm = load_model(where, slots=4, heads=str(tmp_path / "head"))
+    lm = load_model(of_files("medusa", tmp_path), slots=4, heads=str(tmp_path / "head"))
     assert isinstance(lm, HeadedModel)
     clock = StoppedClock()
     forward, target = lm.forward, lm.runner
@@ -173,15 +146,9 @@ def test_plain_steps_are_measured_without_features_and_what_these_take_by_itself
 
 @pytest.mark.parametrize("form", ["medusa", "hydra"])
 def test_what_is_measured_of_a_head_is_no_deeper_than_it_drafts(form: str, tmp_path: Path) -> None:
-    where = models.save(models.build(models.config("llama")), tmp_path / "target")
-    config, tensors, name = FORMATS[form]()
-    config = {key: 1 if key.endswith("_num_heads") else value for key, value in config.items()}
-    later = re.compile(r"(hydra_(mlp|lm_head)\.)?[1-9]")  # Medusa's heads are counted in the file
-    tensors = {own: tensor for own, tensor in tensors.items() if not later.match(own)}
-    written(tmp_path / "head", config, tensors, name)
-    lm = load_model(where, slots=4, heads=str(tmp_path / "head"))
+    lm = load_model(of_files(form, tmp_path), slots=4, heads=str(tmp_path / "head"))
     assert isinstance(lm, HeadedModel)
-    assert calibrate_head(lm, lm).most == 1
+    assert calibrate_head(lm, lm).most == HEADS
     assert [lm.cached(slot) for slot in range(4)] == [0] * 4
 
 
@@ -194,17 +161,6 @@ async def test_a_verifier_does_not_start_beside_heads_that_cannot_work(runtime: 
     options = ModelServiceOptions(where, heads=str(tmp_path / "head"), runtime=runtime, slots=1)
     with pytest.raises(ModelError, match=f"heads: {tmp_path / 'head'}: its logits are not finite"):
         await start(options)
-
-
-def test_what_is_right_is_decided_in_fewer_steps() -> None:
-    steps = {}
-    for tokens in (right, wrong, none):
-        rig = rig_with(ScriptedHeads(tokens))
-        rig.open(1, PROMPT)
-        rig.run()
-        steps[tokens] = rig.engine.steps
-    assert steps[right] < steps[none] / 2
-    assert steps[wrong] == steps[none]
 
 
 @pytest.mark.parametrize("mistaken", [False, True])
@@ -238,25 +194,20 @@ def test_a_head_drafts_for_the_next_step_and_never_past_the_room() -> None:
     assert Outcome.ACCEPTED in rig.outcomes[1]
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "threshold(0.3)", "typical(0.3,0.3)"])
-def test_rules_that_look_at_draft_tokens_get_none_of_a_head(rule: str) -> None:
+@pytest.mark.parametrize("rule", ["rejection", "block", "threshold(0.3)", "typical(0.3,0.3)", None])
+def test_rules_that_look_at_draft_tokens_and_sessions_without_get_none_of_a_head(rule: str | None) -> None:
     heads = ScriptedHeads(right)
     rig = rig_with(heads)
-    rig.open(1, PROMPT, sampling=with_rule(COUPLED, rule))
+    rig.open(1, PROMPT, sampling=with_rule(COUPLED, rule or "coupled"), head=rule is not None)
     rig.run()
     assert not heads.asked
     assert heads.heeded
     assert not any(heads.heeded), "nothing is kept for it"
 
 
-def test_a_session_may_be_without() -> None:
+def test_features_are_kept_of_the_sessions_with_a_head_alone() -> None:
     heads = ScriptedHeads(right)
     rig = rig_with(heads)
-    rig.open(1, PROMPT, head=False)
-    rig.run()
-    assert not heads.asked
-    assert heads.heeded
-    assert not any(heads.heeded), "nothing is kept for it"
     rig.open(2, (*PROMPT, 2))
     rig.open(3, PROMPT, head=False)
     rig.run()
@@ -264,38 +215,11 @@ def test_a_session_may_be_without() -> None:
     assert {*map(tuple, heads.heeded)} == {(), (slot,)}
 
 
-def test_features_are_kept_only_while_the_head_drafts_or_is_about_to_be_tried() -> None:
-    """Nine of ten steps are as if there were none, where it does not pay; each try has some behind which to draft."""
-    heads = ScriptedHeads(wrong)
-    rig = Rig(MODEL, ngram=False, context=4096, growth=1.0, drafting=HeadDrafting(heads, HeadDepth({1: 1000.0})))
-    known: list[int] = []
-    plain_unread = heads.unread
-
-    def unread(slot: int) -> int | None:
-        """As of a text whose features were not kept before."""
-        kept = list(reversed(heads.heeded))
-        gap = next((at for at, slots in enumerate(kept) if slot not in slots), None)
-        return plain_unread(slot) if gap is None or gap >= 16 else None
-
-    heads.unread = unread  # type: ignore[method-assign]  # of this one
-
-    def slow() -> None:
-        known.append(len(heads.heeded))
-        rig.now += 1000.0 * heads.asked[-1].depth
-
-    heads.slowed = slow
-    rig.open(1, PROMPT, max_tokens=3000)
-    rig.run(most=4000)
-    kept = sum(map(bool, heads.heeded))
-    assert len(known) > 3, "it is tried now and then"
-    assert kept < len(heads.heeded) / 10
-
-
 @pytest.mark.parametrize("more", [(2,) * 9, ()], ids=["a prompt", "one that its slot holds"])
 def test_a_text_that_begins_while_nothing_is_kept_is_thought_of_at_once(more: tuple[int, ...]) -> None:
     """Its prompt is kept where the head is expected to pay: so it need not begin in the middle."""
     heads = ScriptedHeads(right)
-    rig = Rig(MODEL, ngram=False, context=1024, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+    rig = rig_with(heads, context=1024, growth=0.02)
     rig.open(1, PROMPT * 4, max_tokens=195, ledger_us=10**6, scope=b"a")
     rig.run()
     assert not heads.asked
@@ -307,18 +231,22 @@ def test_a_text_that_begins_while_nothing_is_kept_is_thought_of_at_once(more: tu
     assert heads.asked
 
 
-def test_what_features_take_is_the_head_s_and_not_plain_decoding_s() -> None:
-    """Each step with features takes a fifth longer; plain steps are known as they are without."""
-    heads = ScriptedHeads(none)
-    depth = HeadDepth({1: 20.0}, tapped_us={1: 200.0})
-    rig = Rig(MODEL, ngram=False, context=1024, growth=0.02, drafting=HeadDrafting(heads, depth))
+def let_features_take(rig: Rig, us: float, heads: ScriptedHeads) -> None:
+    """Of each forward in which some are kept."""
     forward = rig.lm.forward
 
     def tapped(feeds: Sequence[Feed]) -> torch.Tensor:
-        rig.now += 200.0 if heads.heeded[-1] else 0.0
+        rig.now += us if heads.heeded and heads.heeded[-1] else 0.0
         return forward(feeds)
 
     rig.lm.forward = tapped  # type: ignore[method-assign]  # as the rig's own
+
+
+def test_what_features_take_is_the_head_s_and_not_plain_decoding_s() -> None:
+    """Each step with features takes a fifth longer; plain steps are known as they are without."""
+    heads = ScriptedHeads(none)
+    rig = rig_with(heads, HeadDepth({1: 20.0}, tapped_us={1: 200.0}), context=1024, growth=0.02)
+    let_features_take(rig, 200.0, heads)
     rig.open(1, PROMPT, max_tokens=400)
     rig.run()
     assert heads.asked
@@ -327,18 +255,10 @@ def test_what_features_take_is_the_head_s_and_not_plain_decoding_s() -> None:
 
 def test_a_text_that_is_guessed_wrong_pays_for_its_features_too() -> None:
     """Where a head pays for other texts. Kept for all steps, features alone would take a fifth of the time."""
-    heads, depth = ScriptedHeads(right), HeadDepth({1: 200.0}, tapped_us={1: 200.0})
-    rig = Rig(MODEL, ngram=False, context=1024, growth=0.02, drafting=HeadDrafting(heads, depth))
-    forward = rig.lm.forward
-
-    def tapped(feeds: Sequence[Feed]) -> torch.Tensor:
-        rig.now += 200.0 if heads.heeded and heads.heeded[-1] else 0.0
-        return forward(feeds)
-
-    def slow() -> None:
-        rig.now += 200.0 * heads.asked[-1].depth
-
-    rig.lm.forward, heads.slowed = tapped, slow  # type: ignore[method-assign]  # as the rig's own
+    heads = ScriptedHeads(right)
+    rig = rig_with(heads, HeadDepth({1: 200.0}, tapped_us={1: 200.0}), context=1024, growth=0.02)
+    let_features_take(rig, 200.0, heads)
+    heads.slowed = takes(rig, 200.0, heads)
     rig.open(1, PROMPT, max_tokens=200)
     rig.run()
     assert len(heads.asked) > 20
@@ -373,7 +293,7 @@ def test_features_are_charged_for_forwards_and_not_for_plans() -> None:
 def test_what_a_head_takes_is_told_apart_from_the_gap() -> None:
     heads = ScriptedHeads(right)
     rig = rig_with(heads)
-    heads.slowed = lambda: setattr(rig, "now", rig.now + 700.0)
+    heads.slowed = takes(rig, 700.0)
     for handle in range(2):
         rig.open(handle, (*PROMPT, handle))
     rig.run()
@@ -386,15 +306,6 @@ def test_what_a_head_takes_is_told_apart_from_the_gap() -> None:
     assert counted["step_drafted_seconds"] == pytest.approx(drafted_us / 1e6)
 
 
-def test_where_the_text_repeats_itself_nobody_waits_for_a_head() -> None:
-    """The look-up promises sixteen tokens, and costs nothing."""
-    heads = ScriptedHeads(none)
-    rig = Rig(LOOPING, context=1024, growth=0.05, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
-    rig.open(1, (4, 4, 4, 4, 4), max_tokens=400)
-    rig.run()
-    assert max(heads.lengths) < 405 - 200
-
-
 @pytest.mark.parametrize("growth", [0.02, 0.1])
 @pytest.mark.parametrize("head_us", [150.0, 300.0, 500.0])
 def test_a_head_that_is_dear_and_wrong_keeps_no_look_up_quiet(head_us: float, growth: float) -> None:
@@ -402,9 +313,8 @@ def test_a_head_that_is_dear_and_wrong_keeps_no_look_up_quiet(head_us: float, gr
     prompt, steps = (5, 6, 7), {}
     for asked in (False, True):
         heads = ScriptedHeads(right, model=REPEATING)
-        drafting = HeadDrafting(heads, HeadDepth({1: head_us}))
-        rig = Rig(REPEATING, context=1024, growth=growth, drafting=drafting)
-        heads.slowed = lambda own=rig, said=heads: setattr(own, "now", own.now + head_us * said.asked[-1].depth)  # type: ignore[misc]  # bound here
+        rig = Rig(REPEATING, context=1024, growth=growth, drafting=HeadDrafting(heads, HeadDepth({1: head_us})))
+        heads.slowed = takes(rig, head_us, heads)
         rig.open(1, (1, 2, 3), max_tokens=200, ngram=False)
         rig.run()
         heads.tokens_at = lambda _length: wrong
@@ -424,9 +334,9 @@ def test_a_slow_head_that_is_never_right_costs_next_to_nothing(sessions: int) ->
     took = {}
     for tokens in (wrong, None):
         heads = ScriptedHeads(tokens or none)
-        drafting = HeadDrafting(heads, HeadDepth({1: 20.0})) if tokens else None
-        rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=drafting)
-        heads.slowed = lambda own=rig: setattr(own, "now", own.now + 2000.0)  # type: ignore[misc]  # bound here
+        more: dict[str, Any] = {} if tokens else {"drafting": None}
+        rig = rig_with(heads, context=1024, growth=0.0, **more)
+        heads.slowed = takes(rig, 2000.0)
         for handle in range(sessions):
             rig.open(handle, (*PROMPT, handle), max_tokens=600)
         rig.run()
@@ -440,8 +350,7 @@ def test_a_head_whose_first_forward_is_dear_drafts_as_deep_as_pays_and_bears_a_h
     heads.tokens_at = lambda length: (
         lambda tokens: [token if at % 5 else (token + 1) % 60 for at, token in enumerate(tokens, length)]
     )
-    drafting = HeadDrafting(heads, HeadDepth({1: 100.0}, first_us={1: 900.0}))
-    rig = Rig(MODEL, ngram=False, context=512, growth=0.02, drafting=drafting)
+    rig = rig_with(heads, HeadDepth({1: 100.0}, first_us={1: 900.0}), context=512, growth=0.02)
 
     def slow() -> None:
         took_us = 900.0 + 100.0 * (heads.asked[-1].depth - 1)
@@ -475,7 +384,7 @@ def test_a_head_that_fails_is_switched_off_with_a_sentence_and_ends_nothing(capl
 def test_a_head_that_is_short_of_memory_is_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
     """First it cannot read, then it cannot draft. Each try takes little of the time, and both are told of once."""
     heads, decided = ScriptedHeads(right), list[int]()
-    rig = Rig(MODEL, ngram=False, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+    rig = rig_with(heads, growth=0.0)
 
     def short() -> None:
         decided.append(len(rig.tokens[1]))
@@ -499,7 +408,7 @@ def test_a_head_that_is_short_of_memory_is_asked_again_later(caplog: pytest.LogC
 
 def test_while_a_head_is_short_of_memory_no_features_are_kept() -> None:
     heads = ScriptedHeads(right)
-    rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
+    rig = rig_with(heads, context=1024, growth=0.0)
 
     def short() -> None:
         rig.now += 1000.0  # a step: it is left alone for two hundred
@@ -516,25 +425,12 @@ def test_while_a_head_is_short_of_memory_no_features_are_kept() -> None:
 def test_a_prompt_is_read_once_and_its_own_text_is_not_charged() -> None:
     """It takes as long as twenty forwards: with that in its ledger no session could bear a window for long."""
     heads = ScriptedHeads(right)
-    rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
-    heads.reading = lambda: setattr(rig, "now", rig.now + 20_000.0)
+    rig = rig_with(heads, context=1024, growth=0.0)
+    heads.reading = takes(rig, 20_000.0)
     rig.open(1, PROMPT, max_tokens=200)
     rig.run()
     assert heads.caught_up == [0]
     assert rig.engine.steps < 40
-
-
-@pytest.mark.parametrize(("sessions", "read"), [(1, 1), (8, 4)])
-def test_what_others_wait_for_a_reading_is_charged(sessions: int, read: int) -> None:
-    """Reading takes 1.5 plain steps: it is borne while few others have begun, and not when all have."""
-    heads = ScriptedHeads(right)
-    heads.reading = lambda: setattr(rig, "now", rig.now + 1500.0)
-    depth = HeadDepth({1: 20.0}, row_us=1500.0 / 40)
-    rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, depth))
-    for handle in range(sessions):
-        rig.open(handle, (*PROMPT, handle), max_tokens=100)
-    rig.run()
-    assert len(heads.caught_up) == read
 
 
 def test_of_a_batch_s_prompts_as_much_is_read_as_its_ledgers_can_bear() -> None:
@@ -542,8 +438,8 @@ def test_of_a_batch_s_prompts_as_much_is_read_as_its_ledgers_can_bear() -> None:
     heads = ScriptedHeads(right)
     heads.unread = lambda slot: 1 if any(each.slot == slot for each in heads.asked) else 600  # type: ignore[method-assign]  # of this one
     depth = HeadDepth({1: 20.0}, row_us=10.0)
-    rig = Rig(MODEL, slots=8, ngram=False, context=1024, growth=0.0, drafting=HeadDrafting(heads, depth))
-    heads.reading = lambda: setattr(rig, "now", rig.now + 640.0)
+    rig = rig_with(heads, depth, slots=8, context=1024, growth=0.0)
+    heads.reading = takes(rig, 640.0)
     for handle in range(8):
         rig.open(handle, (*PROMPT, handle), max_tokens=100)
     rig.run()
@@ -556,7 +452,7 @@ def test_of_a_batch_s_prompts_as_much_is_read_as_its_ledgers_can_bear() -> None:
 def test_features_of_a_text_in_debt_are_not_kept_for_tries() -> None:
     heads = ScriptedHeads(wrong)
     depth = HeadDepth({1: 2000.0}, tapped_us={1: 1.0})
-    rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=HeadDrafting(heads, depth))
+    rig = rig_with(heads, depth, context=1024, growth=1.0)
     for handle in range(2):
         rig.open(handle, (*PROMPT, handle), max_tokens=900, ledger_us=10**8 if handle else 0)
     rig.run()
@@ -565,23 +461,9 @@ def test_features_of_a_text_in_debt_are_not_kept_for_tries() -> None:
     assert {slot for slots in heads.heeded for slot in slots} == drafted
 
 
-@pytest.mark.parametrize("indebted", [0, 3])
-def test_what_pays_for_many_need_not_pay_for_the_few_that_can_bear_it(indebted: int) -> None:
-    """All of the four would wait for the one that is not in debt."""
-    heads = ScriptedHeads(right)
-    drafting = HeadDrafting(heads, HeadDepth({1: 250.0}))
-    rig = Rig(MODEL, ngram=False, context=1024, growth=0.0, drafting=drafting)
-    heads.slowed = lambda: setattr(rig, "now", rig.now + 250.0 * heads.asked[-1].depth)
-    for handle in range(4):
-        rig.open(handle, (*PROMPT, handle), max_tokens=100, ledger_us=10**6 if handle < indebted else 0)
-    rig.run()
-    assert (4 in heads.together) == (indebted == 0)
-    assert heads.together.count(1) <= 4
-
-
 def test_where_it_does_not_pay_it_is_tried_with_all_texts() -> None:
     heads = ScriptedHeads(wrong)
-    rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=HeadDrafting(heads, HeadDepth({1: 2000.0})))
+    rig = rig_with(heads, 2000.0, context=1024, growth=1.0)
     for handle in range(4):
         rig.open(handle, (*PROMPT, handle), max_tokens=900)
     rig.run()
@@ -592,7 +474,7 @@ def test_where_it_does_not_pay_it_is_tried_with_all_texts() -> None:
 def test_a_try_drafts_for_as_long_as_features_were_kept_for_it() -> None:
     """A draft takes one step, and the features before it as long as more than three drafts."""
     heads, depth = ScriptedHeads(wrong), HeadDepth({1: 500.0}, tapped_us={1: 100.0})
-    rig = Rig(MODEL, ngram=False, context=4096, growth=1.0, drafting=HeadDrafting(heads, depth))
+    rig = rig_with(heads, depth, context=4096, growth=1.0)
     plain_unread, drafted_at = heads.unread, list[int]()
 
     def unread(slot: int) -> int | None:
@@ -611,6 +493,7 @@ def test_a_try_drafts_for_as_long_as_features_were_kept_for_it() -> None:
     assert drafted_at[4] - drafted_at[3] > 10 * LEAST_BEHIND
     assert drafted_at[7] - drafted_at[4] < LEAST_BEHIND
     assert len(drafted_at) in (8, 12), "whole tries, of four drafts each"
+    assert sum(map(bool, heads.heeded)) < len(heads.heeded) / 10, "else steps are as if there were no head"
 
 
 def beside_script(tokens: Callable[[list[int]], list[int]], **more: Any) -> tuple[Rig, SayingHead, TappedScript]:
@@ -688,29 +571,19 @@ def test_texts_are_the_target_s_whatever_layers_it_leaves_out(
 def test_a_session_in_debt_is_drafted_for_as_soon_as_it_can_bear_the_window_as_well() -> None:
     """A call is a quarter of a step. Begun with less in hand, it used up what its own window needs, again and again."""
     heads = ScriptedHeads(right)
-    rig = Rig(MODEL, ngram=False, context=2048, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 250.0})))
-    heads.slowed = lambda: setattr(rig, "now", rig.now + 250.0)
+    rig = rig_with(heads, 250.0, context=2048, growth=0.02)
+    heads.slowed = takes(rig, 250.0)
     rig.open(1, PROMPT, max_tokens=800, ledger_us=2000)
     rig.run()
     assert rig.engine.steps < 200
-
-
-def test_a_hiccup_of_the_machine_while_a_head_drafts_does_not_end_its_drafting() -> None:
-    heads = ScriptedHeads(right)
-    rig = Rig(MODEL, ngram=False, context=2048, growth=0.02, drafting=HeadDrafting(heads, HeadDepth({1: 100.0})))
-    times = iter([50_000.0])
-    heads.slowed = lambda: setattr(rig, "now", rig.now + next(times, 200.0))
-    rig.open(1, PROMPT, max_tokens=400)
-    rig.run()
-    assert rig.engine.steps < 150
 
 
 def test_what_a_head_let_lie_is_charged_where_its_first_reading_is_not() -> None:
     """It has 40 positions to read before each draft, which takes five forwards, and is right once a time."""
     heads = ScriptedHeads(first_right)
     heads.forgets = True
-    rig = Rig(MODEL, ngram=False, context=2048, growth=0.0, drafting=HeadDrafting(heads, HeadDepth({1: 20.0})))
-    heads.reading = lambda: setattr(rig, "now", rig.now + 5000.0)
+    rig = rig_with(heads, context=2048, growth=0.0)
+    heads.reading = takes(rig, 5000.0)
     rig.open(1, PROMPT, max_tokens=400)
     rig.run()
     assert 2 <= len(heads.caught_up) <= 8
@@ -719,16 +592,7 @@ def test_what_a_head_let_lie_is_charged_where_its_first_reading_is_not() -> None
 
 def test_a_head_that_does_not_pay_is_not_thought_of_at_every_step() -> None:
     depth = CountedDepth({1: 2000.0})
-    drafting = HeadDrafting(ScriptedHeads(wrong), depth)
-    rig = Rig(MODEL, ngram=False, context=1024, growth=1.0, drafting=drafting)
+    rig = rig_with(ScriptedHeads(wrong), depth, context=1024, growth=1.0)
     rig.open(1, PROMPT, max_tokens=900)
     rig.run()
     assert 900 / 17 - 1 <= depth.chosen < 900 / 10
-
-
-def test_a_text_in_debt_is_not_thought_of() -> None:
-    depth = CountedDepth({1: 20.0})
-    rig = Rig(MODEL, ngram=False, context=1024, drafting=HeadDrafting(ScriptedHeads(right), depth))
-    rig.open(1, PROMPT, max_tokens=400, ledger_us=10**6)
-    rig.run()
-    assert (rig.engine.steps, depth.chosen) == (400, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -56,10 +56,13 @@ async def drafter(
 
 @asynccontextmanager
 async def drafting(
-    *addresses: str, options: DraftingOptions = OFF, engine: VllmTarget = ENGINE
+    *addresses: str,
+    options: DraftingOptions = OFF,
+    engine: VllmTarget = ENGINE,
+    now_s: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Drafting]:
     """Give it with all its drafters connected."""
-    one = Drafting(engine, replace(options, drafters=addresses))
+    one = Drafting(engine, replace(options, drafters=addresses), now_s)
     one.start()
     try:
         await until(lambda: all(peer.info is not None for peer in one.drafters))
@@ -90,8 +93,9 @@ async def write(running: Batch, texts: list[Text], length: int) -> None:
 async def test_a_drafter_drafts_and_changes_no_text(model: str) -> None:
     async with drafter(model) as running, drafting(running.address) as one:
         served = batch(one)
-        texts = [served.add(prompt) for prompt in PROMPTS]
+        texts = [served.add(prompt) for prompt in (*PROMPTS, PROMPTS[0])]
         await write(served, texts, 80)
+        assert len(one._requests) == len(texts), "two with one text are two"
         if model == MODEL:
             assert sum(text.accepted for text in texts) > 0
 
@@ -157,16 +161,6 @@ async def test_what_the_texts_repeat_is_proposed_without_any_drafter() -> None:
         assert served.steps < 80
 
 
-async def test_nothing_is_proposed_before_it_is_known_what_steps_take() -> None:
-    async with drafter() as running, drafting(running.address) as one:
-        served = batch(one)
-        text = served.add(PROMPTS[0])
-        for _ in range(FIRST_STEPS):
-            served.step()
-            await asyncio.sleep(STEP_S)
-            assert text.window == []
-
-
 async def test_requests_are_known_by_their_texts_wherever_their_rows_are() -> None:
     """VLLM moves rows when a request ends, and takes one out and back in when memory is short."""
     async with drafter() as running, drafting(running.address) as one:
@@ -181,14 +175,6 @@ async def test_requests_are_known_by_their_texts_wherever_their_rows_are() -> No
         assert next(one._numbers) == opened + 1
 
 
-async def test_two_requests_with_one_text_are_two() -> None:
-    async with drafter() as running, drafting(running.address) as one:
-        served = batch(one)
-        texts = [served.add(PROMPTS[0]), served.add(PROMPTS[0])]
-        await write(served, texts, 40)
-        assert len(one._requests) == 2
-
-
 async def test_less_may_be_tested_than_was_proposed() -> None:
     async with drafter() as running, drafting(running.address) as one:
         served = batch(one, most=1)
@@ -198,12 +184,14 @@ async def test_less_may_be_tested_than_was_proposed() -> None:
 
 
 async def test_a_text_ends_at_the_context() -> None:
+    """Nothing is proposed before it is known what steps take."""
     async with drafter() as running, drafting(running.address) as one:
         served = batch(one)
         text = served.add(tuple(range(2, 60)) * 3)
         while len(text.tokens) < ENGINE.context:
             served.step()
             await asyncio.sleep(STEP_S)
+            assert served.steps > FIRST_STEPS or text.window == []
         assert text.output == served.plain(text.prompt, len(text.output))
 
 
@@ -221,6 +209,8 @@ async def test_a_lost_drafter_is_replaced_by_another_and_comes_back() -> None:
             async with drafter(listen=address):
                 await until(lambda: all(peer.up for peer in one.drafters))
                 await write(served, texts, 80)
+            await second.stop()  # nobody is left
+            await write(served, texts, 90)
 
 
 async def test_links_are_encrypted_and_show_a_token() -> None:
@@ -248,9 +238,7 @@ async def dial(one: Drafting, works: bool) -> None:
 
 async def test_drafters_are_found_in_the_registry() -> None:
     with RedisServer() as redis:
-        one = Drafting(ENGINE, replace(OFF, registry=redis.url))
-        one.start()
-        try:
+        async with drafting(options=replace(OFF, registry=redis.url)) as one:
             async with drafter(registration=RegistryOptions(redis.url)):
                 await until(lambda: any(peer.up for peer in one.drafters))
                 served = batch(one)
@@ -258,17 +246,6 @@ async def test_drafters_are_found_in_the_registry() -> None:
                 await write(served, [text], 40)
                 assert text.accepted > 0
             await until(lambda: not one.drafters)
-        finally:
-            await one.stop()
-
-
-async def test_without_any_drafter_left_the_texts_go_on() -> None:
-    async with drafter() as running, drafting(running.address) as one:
-        served = batch(one)
-        texts = [served.add(prompt) for prompt in PROMPTS]
-        await write(served, texts, 20)
-        await running.stop()
-        await write(served, texts, 40)
 
 
 async def test_a_drafter_that_refuses_is_let_be() -> None:
@@ -297,34 +274,21 @@ async def test_one_with_another_vocabulary_is_not_used() -> None:
 
 
 async def test_an_ended_request_is_forgotten_here_and_at_its_drafter() -> None:
-    clock = Clock()
-    async with drafter() as running:
-        one = Drafting(ENGINE, replace(OFF, drafters=(running.address,)), now_s=clock)
-        one.start()
-        try:
-            await until(lambda: one.drafters[0].up)
-            served = batch(one)
-            text = served.add(PROMPTS[0])
-            for _ in range(20):
-                clock.now_s += STEP_S
-                served.step()
-                await asyncio.sleep(STEP_S)
-            assert text.output
-            assert one.drafters[0].sessions == 1
-            clock.now_s += KEPT_S + 1.0
-            one.sweep()
-            assert one._requests == {}
-            assert one.drafters[0].sessions == 0
-        finally:
-            await one.stop()
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+    now_s = [1000.0]
+    async with drafter() as running, drafting(running.address, now_s=lambda: now_s[0]) as one:
+        await until(lambda: one.drafters[0].up)
+        served = batch(one)
+        text = served.add(PROMPTS[0])
+        for _ in range(20):
+            now_s[0] += STEP_S
+            served.step()
+            await asyncio.sleep(STEP_S)
+        assert text.output
+        assert one.drafters[0].sessions == 1
+        now_s[0] += KEPT_S + 1.0
+        one.sweep()
+        assert one._requests == {}
+        assert one.drafters[0].sessions == 0
 
 
 @pytest.mark.parametrize("place", ["candidate", "decided", "propose"])

@@ -58,32 +58,27 @@ def thread() -> Iterator[ProposerThread]:
     one = ProposerThread(ENGINE, NOBODY)
     yield one
     one.stop()
+    one.stop()
+    assert not one._thread.is_alive()
 
 
-def test_the_engine_is_described_as_a_verifier_of_ours_would(tested: None) -> None:
+def test_the_engine_is_described_as_a_verifier_of_ours_would(tested: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = load_model(str(TARGET), slots=1, context=64).info
     told = describe(config())
     assert (told.vocabulary, told.vocabulary_fingerprint) == (own.vocabulary, own.vocabulary_fingerprint)
     assert (told.model, told.context, told.most, told.leads, told.device) == ("target", 512, 5, True, "cpu")
-
-
-def test_a_tokenizer_that_is_no_file_is_read_by_transformers(tested: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = describe(config())
-    monkeypatch.setattr(proposer, "TOKENIZER", "no such file")
-    assert describe(config()) == found
+    monkeypatch.setattr(proposer, "TOKENIZER", "no such file")  # transformers reads it then
+    assert describe(config()) == told
+    without = config()
+    del without.speculative_config.num_speculative_tokens
+    with pytest.raises(UnknownEngine, match="num_speculative_tokens.*tested with"):
+        describe(without)
 
 
 def test_an_untested_vllm_is_refused_with_the_tested_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "_version", lambda _: "9.1.0")
     with pytest.raises(UnknownEngine, match=r"specwire\.vllm: vLLM 9\.1\.0 is not known here; tested with vLLM 0\.32"):
         describe(config())
-
-
-def test_what_vllm_lacks_is_named(tested: None) -> None:
-    without = config()
-    del without.speculative_config.num_speculative_tokens
-    with pytest.raises(UnknownEngine, match="num_speculative_tokens.*tested with"):
-        describe(without)
 
 
 def test_options_are_those_of_a_command_line() -> None:
@@ -100,16 +95,12 @@ def test_options_are_those_of_a_command_line() -> None:
         ("--draftor a:1", "unrecognized arguments: --draftor"),
         ("--plan twice", "plan: must be auto.*'twice'"),
         ("--tls-ca /no/such/file", "tls-ca: /no/such/file cannot be read"),
+        ("--drafter 10.0.0.2:1", r"token: is not sent to 10\.0\.0\.2:1 unencrypted"),
     ],
 )
 def test_wrong_options_are_named(told: str, message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
-        options_of({"SPECWIRE_PROPOSER": told})
-
-
-def test_a_token_is_not_sent_in_the_clear() -> None:
-    with pytest.raises(InvalidParameter, match=r"token: is not sent to 10\.0\.0\.2:1 unencrypted"):
-        options_of({"SPECWIRE_PROPOSER": "--drafter 10.0.0.2:1", "SPECWIRE_TOKEN": "secret-secret-secret"})
+        options_of({"SPECWIRE_PROPOSER": told, "SPECWIRE_TOKEN": "secret-secret-secret"})
 
 
 def batch(thread: ProposerThread) -> Batch:
@@ -164,9 +155,3 @@ def test_of_several_ranks_only_the_first_dials(tested: None, monkeypatch: pytest
     one = Proposer(config())
     nothing = one.propose([[1], []], np.array([3, 2]), np.zeros((2, 8), np.int32))
     assert nothing == [[], []]
-
-
-def test_stopping_twice_is_stopping_once(thread: ProposerThread) -> None:
-    thread.stop()
-    thread.stop()
-    assert not thread._thread.is_alive()

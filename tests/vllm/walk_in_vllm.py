@@ -11,7 +11,6 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ import psutil
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from specwire.core.law.acceptance import RowSampling
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.kv_cache import CachedLM
 from specwire.lm.law.sampler import LogitsSampler
 from specwire.lm.runners.vllm import VllmRunner
 from tests.lm.models import CONTEXT, ROTARY, TOLERANCE, VOCABULARY, build, plain, save
-from tests.lm.test_choose import any_row, by_the_reference
+from tests.lm.test_choose import DrawnPart, any_row, by_the_reference
 from tests.lm.walk import Texts
 
 LOOPBACK = ("127.", "::1", "::ffff:127.")
@@ -70,27 +68,12 @@ def walk(family: str, folder: Path) -> None:
     check_silence()
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A text's part of a forward, each row of which is drawn in its own way."""
-
-    drawn: tuple[RowSampling, ...]
-    window: tuple[()] = ()
-
-    @property
-    def wanted(self) -> int:
-        return len(self.drawn)
-
-    def rows(self) -> list[RowSampling]:
-        return [*self.drawn]
-
-
 def draw(lm: LanguageModel, texts: list[list[int]]) -> None:
     """Hold the sampler to the reference on every row of these texts: any temperature, filter, penalty and mask."""
     chance, sampler = random.Random(DRAWS), LogitsSampler()
     for _ in range(DRAWS):
         logits = lm.forward([Feed(slot, 0, text, len(text)) for slot, text in enumerate(texts)])
-        parts = [Drawn(tuple(any_row(chance, VOCABULARY) for _ in text)) for text in texts]
+        parts = [DrawnPart([any_row(chance, VOCABULARY) for _ in text]) for text in texts]
         chosen = [token for choice in sampler.choose(logits, parts, lambda _: True) for token in choice.tokens]
         rows = [row for part in parts for row in part.drawn]
         assert any(row.sampling.temperature and row.allowed is not None and row.seen is not None for row in rows)

@@ -1,7 +1,7 @@
 """`specwire demo`: real answers through the whole stack, with drafting and without, and who guessed what.
 
 The demo asks SmolLM2 twelve questions, if its file is there (`make setup-models`). Else it completes code with the
-included pair, from prompts behind which there is little to copy (`demo_pair.train.demo_prompts`).
+included pair, from prompts behind which there is little to copy (`demo_pair.train.prompts`).
 """
 
 from __future__ import annotations

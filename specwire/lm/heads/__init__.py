@@ -4,7 +4,6 @@ A head never decides: like every source it proposes, and the target draws its ow
 
 Kinds: `eagle3`, `medusa` (with Hydra), `mtp` (a layer of the target's checkpoint), each with its files and as torch
 computes it; `layer` is what those of a decoder layer share, `openvino_heads` computes all of them by OpenVINO. `files`
-reads configurations and tensors, `select` finds the kind. `head` is what all of them are to a target, `slots` a target
-with one beside it. `self_speculation` needs no head: the target drafts without some of its layers. How heads are taught
-is in `specwire.lm.training`.
+reads configurations and tensors, `select` finds the kind, `slots` is a target with one beside it. `self_speculation`
+needs no head: the target drafts without some of its layers. How heads are taught is in `specwire.lm.training`.
 """

@@ -11,7 +11,7 @@ from torch import nn
 
 from specwire.core.model import Feed
 from specwire.lm.heads.files import ConfigKeys
-from specwire.lm.heads.head import HeadStep, SteppedHead
+from specwire.lm.heads.slots import HeadStep, SteppedHead
 from specwire.lm.linear import LinearWeights, pack_rounded
 from specwire.lm.plain_decoder import RmsNorm
 from specwire.lm.runners.decoder import DecoderLayers, DecoderShape, Layout, Model, batch_of, compiled, fed_rows

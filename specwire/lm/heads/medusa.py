@@ -42,7 +42,7 @@ from torch.nn import functional
 
 from specwire.core.model import Feed, ModelError
 from specwire.lm.heads.files import CONFIG, ConfigKeys, Tensors
-from specwire.lm.heads.head import HeadStep, SteppedHead
+from specwire.lm.heads.slots import HeadStep, SteppedHead
 from specwire.lm.linear import LinearWeights, pack_rounded, weights_of
 
 MEDUSA, HYDRA = "medusa", "hydra"

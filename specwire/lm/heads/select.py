@@ -13,11 +13,10 @@ from specwire.core.model import OPENVINO, ModelError, ModelInfo
 from specwire.lm.heads import eagle3, medusa, mtp
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config, Eagle3Runner, Fuse
 from specwire.lm.heads.files import CONFIG, read_config, tensor_files
-from specwire.lm.heads.head import Head
 from specwire.lm.heads.layer import DEFAULT_ROPE, Apart, rotations
 from specwire.lm.heads.medusa import MedusaRunner
 from specwire.lm.heads.mtp import MtpRunner
-from specwire.lm.heads.slots import waiting_bytes
+from specwire.lm.heads.slots import Head, waiting_bytes
 from specwire.lm.linear import LinearWeights, weights_of
 from specwire.lm.model_config import CausalModel, is_recurrent
 from specwire.lm.runners.decoder import Model

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from specwire.core.draft import DraftingModel, DraftRow, HeadRequest
+import torch
+
+from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.model import Feed, ModelError, ModelInfo
-from specwire.lm.guesses import draw
+from specwire.lm.guesses import draft_behind
 from specwire.lm.kv_cache import CachedLM, Runner
 
 PREFIX = "self:"
@@ -49,25 +51,12 @@ class SkimmingModel(CachedLM, DraftingModel):
         """There is nothing that it holds."""
 
     def draft(self, requests: Sequence[HeadRequest]) -> list[list[int]]:
-        """Behind each text as many tokens as are asked for, or as fit into the context.
+        """See `draft_behind`."""
 
-        ValueError unless exactly what is before a text's last token is cached.
-        """
-        for request in requests:
-            if self.cached(request.slot) != len(request.tokens) - 1:
-                held = self.cached(request.slot)
-                raise ValueError(f"tokens: slot {request.slot} holds {held} positions of {len(request.tokens)}")
-        drafted: list[list[int]] = [[] for _ in requests]
-        while going := [at for at, request in enumerate(requests) if self._goes_on(request, len(drafted[at]))]:
-            logits = self.skim([_next(requests[at], drafted[at]) for at in going], self.kept)
-            rows = [DraftRow(len(requests[at].tokens) + len(drafted[at]), requests[at].sampling) for at in going]
-            for at, token in zip(going, draw(logits, rows), strict=True):
-                drafted[at].append(token)
-        return drafted
+        def forward(going: Sequence[int], drafted: Sequence[Sequence[int]]) -> torch.Tensor:
+            return self.skim([_next(requests[at], drafted[at]) for at in going], self.kept)
 
-    def _goes_on(self, request: HeadRequest, drafted: int) -> bool:
-        """Whether another token is wanted, and may be part of the text: then the row that it follows is within, too."""
-        return drafted < request.depth and len(request.tokens) + drafted < self.info.context
+        return draft_behind(self, requests, forward)
 
 
 def _next(request: HeadRequest, drafted: Sequence[int]) -> Feed:

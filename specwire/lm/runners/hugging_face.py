@@ -24,6 +24,13 @@ from specwire.lm.model_config import CHUNKED_ATTENTION, FULL_ATTENTION, Attentio
 MOST_TOGETHER = 32
 
 
+def together(feeds: Sequence[Feed]) -> list[list[Feed]]:
+    """Groups of feeds, each computed by one forward."""
+    narrow = [feed for feed in feeds if len(feed.tokens) <= MOST_TOGETHER]
+    wide = [[feed] for feed in feeds if len(feed.tokens) > MOST_TOGETHER]
+    return [narrow, *wide] if narrow else wide
+
+
 class PaddedBatch(NamedTuple):
     """Index tensors of one ragged forward, B feeds padded to M columns over L positions."""
 
@@ -206,17 +213,9 @@ class HuggingFaceRunner(StoredSlots, Runner):
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         rows: dict[int, torch.Tensor] = {}
-        for group in self._groups(feeds):
+        for group in [[feed] for feed in feeds] if self.alone else together(feeds):
             rows.update(zip((feed.slot for feed in group), self._rows(group), strict=True))
         return torch.cat([rows[feed.slot] for feed in feeds])
-
-    def _groups(self, feeds: Sequence[Feed]) -> list[list[Feed]]:
-        """Groups of feeds, each computed by one forward."""
-        narrow = [feed for feed in feeds if not self._by_itself(feed)]
-        return [*([narrow] if narrow else []), *([feed] for feed in feeds if self._by_itself(feed))]
-
-    def _by_itself(self, feed: Feed) -> bool:
-        return self.alone or len(feed.tokens) > MOST_TOGETHER
 
     def _rows(self, feeds: Sequence[Feed]) -> Iterator[torch.Tensor]:
         batch = self.cache.batch = PaddedBatch.of(feeds, self._device)

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from specwire.core.model import Feed, ModelError
 from specwire.lm.kv_cache import STATES, Runner, StoredSlots, rows_of
 from specwire.lm.model_config import is_recurrent
-from specwire.lm.runners.hugging_face import MOST_TOGETHER, PaddedBatch, SlotCache
+from specwire.lm.runners.hugging_face import MOST_TOGETHER, PaddedBatch, SlotCache, together
 
 # Tokens that are fed again in one forward.
 MOST_AGAIN = 512
@@ -534,12 +534,10 @@ class HybridRunner(StoredSlots, Runner):
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         ready = [self._from_state(feed) for feed in feeds]
         rows, features = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
-        narrow = [feed for feed in ready if len(feed.tokens) <= MOST_TOGETHER]
-        for group in (narrow, *([feed] for feed in ready if len(feed.tokens) > MOST_TOGETHER)):
-            if group:
-                rows.update(zip((feed.slot for feed in group), self._rows(group), strict=True))
-                if self.taps and self.tapping:
-                    features.update(self._features(group))
+        for group in together(ready):
+            rows.update(zip((feed.slot for feed in group), self._rows(group), strict=True))
+            if self.taps and self.tapping:
+                features.update(self._features(group))
         if self.taps and self.tapping:
             self.tapped = torch.cat([features[feed.slot][-len(feed.tokens) :] for feed in feeds])
         return torch.cat([rows[feed.slot] for feed in feeds])

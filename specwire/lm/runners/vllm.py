@@ -15,13 +15,13 @@ import os
 import socket
 import traceback
 import warnings
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -422,51 +422,20 @@ def _in_order(feeds: Sequence[Feed], parts: Sequence[torch.Tensor], most: int) -
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A model that vLLM splits over several processes, the ranks: the runners of the others repeat each call of rank 0's.
-# Calls are encoded as integers, in order; feeds are lines.
-
-RUN, ZERO, COPY = range(3)
-# int64, for this machine only.
-WIDE = "q"
-
-
-def to_run(feeds: Sequence[Feed]) -> bytes:
-    numbers = [RUN]
-    for feed in feeds:
-        numbers += [feed.slot, feed.start, feed.wanted, len(feed.tokens), *feed.tokens]
-    return _packed(numbers)
-
-
-def to_zero(slot: int, stop: int) -> bytes:
-    return _packed([ZERO, slot, stop])
-
-
-def to_copy(source: int, target: int, stop: int) -> bytes:
-    return _packed([COPY, source, target, stop])
 
 
 def obey(runner: Runner, order: bytes) -> None:
     """Do it on this rank's share; what comes out is rank 0's to use."""
-    kind, *numbers = array(WIDE, order)
-    if kind == RUN:
-        runner.run(list(_feeds(iter(numbers))))
-    elif kind == ZERO:
-        runner.zero(*numbers)
+    name, *arguments = msgspec.json.decode(order)
+    if name == "run":
+        feeds = [Feed(slot, start, tuple(tokens), wanted) for slot, start, tokens, wanted in arguments]
+        runner.run(feeds)
     else:
-        runner.copy(*numbers)
-
-
-def _packed(numbers: Sequence[int]) -> bytes:
-    return array(WIDE, numbers).tobytes()
-
-
-def _feeds(numbers: Iterator[int]) -> Iterator[Feed]:
-    for slot in numbers:
-        start, wanted, count = (next(numbers) for _ in range(3))
-        yield Feed(slot, start, tuple(next(numbers) for _ in range(count)), wanted)
+        getattr(runner, name)(*arguments)
 
 
 class LeadingRunner(Runner):
-    """`Runner` over all ranks.
+    """`Runner` over all ranks; feeds are lines.
 
     A failure within a forward leaves the ranks at different places in it, so it ends the model: ModelLost.
     """
@@ -476,18 +445,18 @@ class LeadingRunner(Runner):
         self._ranks = ranks
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        self._tell(to_run(feeds))
+        self._tell("run", *((feed.slot, feed.start, feed.tokens, feed.wanted) for feed in feeds))
         try:
             return self.runner.run(feeds)
         except Exception as error:
             raise self._lost(error) from error
 
     def zero(self, slot: int, stop: int) -> None:
-        self._tell(to_zero(slot, stop))
+        self._tell("zero", slot, stop)
         self.runner.zero(slot, stop)
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        self._tell(to_copy(source, target, stop))
+        self._tell("copy", source, target, stop)
         self.runner.copy(source, target, stop)
 
     @property
@@ -495,9 +464,10 @@ class LeadingRunner(Runner):
         """Bytes on all ranks, which hold equal shares."""
         return self.runner.kv_bytes * self._ranks.size
 
-    def _tell(self, order: bytes) -> None:
+    def _tell(self, name: str, *arguments: object) -> None:
+        """Feeds, or numbers."""
         try:
-            self._ranks.tell(order)
+            self._ranks.tell(msgspec.json.encode([name, *arguments]))
         except OSError as error:
             raise self._lost(error) from error
 

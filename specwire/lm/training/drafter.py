@@ -25,9 +25,8 @@ from specwire.lm.pretrained import CPU, outline, pretrained
 from specwire.lm.runners.draft_vocabulary import DraftVocabulary
 from specwire.lm.runners.llama import MODEL_TYPES
 from specwire.lm.training.head import distilled
-from specwire.lm.training.kept_texts import KeptTexts, TextBatch, parted
 from specwire.lm.training.loop import HELD_OUT_TOKENS, SOFT, Course, draft_ids
-from specwire.lm.training.own_answers import SEED
+from specwire.lm.training.own_answers import SEED, KeptTexts, TextBatch, parted
 from specwire.named_models import located
 
 # Positions of a chain that are measured.

@@ -21,9 +21,8 @@ from transformers import PreTrainedConfig
 from specwire.lm.heads import eagle3
 from specwire.lm.heads.eagle3 import TAPS, Eagle3, Eagle3Config, KeysValues, rotated
 from specwire.lm.pretrained import CPU, pretrained
-from specwire.lm.training.kept_texts import KeptTexts, TextBatch, TokenRows, parted
 from specwire.lm.training.loop import HELD_OUT_TOKENS, SOFT, Course, draft_ids
-from specwire.lm.training.own_answers import SEED
+from specwire.lm.training.own_answers import SEED, KeptTexts, TextBatch, TokenRows, parted
 from specwire.named_models import located
 
 LIKELY = math.log(0.15)

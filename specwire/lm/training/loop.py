@@ -18,8 +18,7 @@ from specwire.core.model import ModelError
 from specwire.files import replaced, write_text
 from specwire.lm.model_config import first_line
 from specwire.lm.pretrained import CPU
-from specwire.lm.training.kept_texts import KeptText, KeptTexts, batches
-from specwire.lm.training.own_answers import ANSWERS, SEED, answers_of
+from specwire.lm.training.own_answers import ANSWERS, SEED, KeptText, KeptTexts, answers_of, batches
 from specwire.progress import LAST_LINE, ProgressBar
 from specwire.provenance import commit, cpu_model, versions
 
@@ -115,12 +114,14 @@ def repeat(
     *,
     course: Mapping[str, str | int | float] = MappingProxyType({}),
     here: Mapping[str, Any] = MappingProxyType({}),
+    measured: str = "acceptance by position",
     tell: Callable[[str], None] = LAST_LINE.say,
 ) -> Trained:
-    """Train to the schedule's end, from a checkpoint in `work` if there is one; the held-out acceptance as it went.
+    """Train to the schedule's end, from a checkpoint in `work` if there is one; how what is measured went.
 
     batches: the same ones in the same order every time. course: what else a checkpoint must be of to be gone on with,
-    by names for the user. here: what this part of the training runs on, as JSON has it, for the record.
+    by names for the user. here: what this part of the training runs on, as JSON has it, for the record. measured: what
+    of held-out texts.
 
     Raises:
         ModelError: the checkpoint is broken, or of another training.
@@ -147,7 +148,7 @@ def repeat(
                 tell(f"step {done}/{schedule.steps} loss {learnt.loss.item():.3f} {rate:.0f} tokens/s")
             if done % EVALUATE_EVERY == 0 or done == schedule.steps:
                 curve.append((done, measure()))
-                tell(f"step {done} held-out acceptance by position {' '.join(f'{one:.3f}' for one in curve[-1][1])}")
+                tell(f"step {done} held-out {measured} {' '.join(f'{one:.3f}' for one in curve[-1][1])}")
             if done % SAVE_EVERY == 0:
                 state = {"head": model.state_dict(), "optimiser": optimiser.state(), "step": done}
                 with replaced(checkpoint) as beside:

@@ -1,4 +1,4 @@
-"""A reader of EAGLE-3's original files, written from the paper and from what the format's tensors are, and such files.
+"""A reader of EAGLE-3's original files, written from the paper and from what the format's tensors are.
 
 It shares nothing with `specwire.lm.heads.eagle3`: neither names, nor the reading of a config.json, nor a line of the
 forward. It computes whole texts at once, as matrices with a mask, and keeps keys and values for what it drafts itself.
@@ -17,59 +17,6 @@ from safetensors.torch import load_file, save_file
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 IDS = "eagle_aux_hidden_state_layer_ids"
 ATTENTION = ("midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight", "midlayer.self_attn.v_proj.weight")
-
-
-def write_original(folder: Path, target: Any, inner: int, said: int, more: dict[str, Any], seed: int = 3) -> None:
-    """A head of random weights in the original format, for a target's configuration.
-
-    said: ids that it can say, spread over the target's. more: further keys of config.json.
-    """
-    chance = torch.Generator().manual_seed(seed)
-    heads, shared, size = 4, 2, 8
-    width, vocabulary = target.hidden_size, target.vocab_size
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return 0.3 * torch.randn(*shape, generator=chance)
-
-    kept = torch.randperm(vocabulary, generator=chance)[:said].sort().values
-    tensors = {
-        "d2t": kept - torch.arange(said),
-        "t2d": torch.isin(torch.arange(vocabulary), kept),
-        "fc.weight": drawn(width, 3 * width),
-        "embed_tokens.weight": drawn(vocabulary, width),
-        "midlayer.input_layernorm.weight": drawn(width) + 1,
-        "midlayer.hidden_norm.weight": drawn(width) + 1,
-        "midlayer.post_attention_layernorm.weight": drawn(width) + 1,
-        "midlayer.self_attn.q_proj.weight": drawn(heads * size, 2 * width),
-        "midlayer.self_attn.k_proj.weight": drawn(shared * size, 2 * width),
-        "midlayer.self_attn.v_proj.weight": drawn(shared * size, 2 * width),
-        "midlayer.self_attn.o_proj.weight": drawn(width, heads * size),
-        "midlayer.mlp.gate_proj.weight": drawn(inner, width),
-        "midlayer.mlp.up_proj.weight": drawn(inner, width),
-        "midlayer.mlp.down_proj.weight": drawn(width, inner),
-        "norm.weight": drawn(width) + 1,
-        "lm_head.weight": drawn(said, width),
-    }
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": shared,
-        "head_dim": size,
-        "vocab_size": vocabulary,
-        "draft_vocab_size": said,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500.0,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config | more))
 
 
 def original_of(folder: Path, out: Path, *, nested: bool = False) -> None:
@@ -117,10 +64,6 @@ class OriginalEagle3:
         """All rows."""
         self.keys = self.values = torch.empty(self.config["num_attention_heads"], 0, self.size)
 
-    def rewind(self, rows: int) -> None:
-        """To the first so many."""
-        self.keys, self.values = self.keys[:, :rows], self.values[:, :rows]
-
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """(rows, 3 width), low, middle and high features side by side, to (rows, width)."""
         if self.flags["norm_before_fc"]:
@@ -151,10 +94,7 @@ class OriginalEagle3:
     def draft(self, taps: torch.Tensor, text: list[int], depth: int) -> tuple[list[int], torch.Tensor]:
         """The best ids behind `text`, and logits, (depth, draft vocabulary). taps: of all but its last token."""
         self.forget()
-        return self.guess(self.extend(self.fuse(taps), torch.tensor(text[1:]))[-1:], depth)
-
-    def guess(self, last: torch.Tensor, depth: int) -> tuple[list[int], torch.Tensor]:
-        """As `draft`, behind the rows that it has. last: (1, width), what the last of them leads to."""
+        last = self.extend(self.fuse(taps), torch.tensor(text[1:]))[-1:]
         ids, logits = list[int](), [self.logits(last)]
         while True:
             ids.append(int(self.target_ids(logits[-1].argmax())))

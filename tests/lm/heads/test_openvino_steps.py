@@ -12,19 +12,14 @@ from specwire.core.draft import HeadRequest
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed
 from specwire.lm import load_model
-from specwire.lm.heads import eagle3, openvino_heads
+from specwire.lm.heads import openvino_heads
 from specwire.lm.heads.eagle3 import Eagle3Runner
-from specwire.lm.heads.head import SteppedHead
 from specwire.lm.heads.mtp import MtpRunner
-from specwire.lm.heads.openvino_heads import SUMS, Eagle3Openvino, MtpOpenvino, OpenvinoHead
+from specwire.lm.heads.openvino_heads import Eagle3Openvino, MtpOpenvino, OpenvinoHead
 from specwire.lm.heads.slots import HeadedModel
 from tests.lm import models
-from tests.lm.heads.by_hand import CONFIG, head_of
-from tests.lm.heads.test_mtp import QWEN, built
+from tests.lm.heads import test_mtp, test_slots
 
-HEAD = replace(
-    CONFIG, hidden=32, heads=2, key_heads=1, head_dim=16, vocabulary=models.VOCABULARY, taps=(0, 1, 2), norm_output=True
-)
 KINDS = {"eagle3": (Eagle3Openvino, Eagle3Runner), "mtp": (MtpOpenvino, MtpRunner)}
 SLOTS = 4
 RULES = {
@@ -44,11 +39,10 @@ def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Of a target, and of a head of each kind."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "mtp":
-        _, _, both = built(replace(QWEN, kind="llama"), folder)
+        _, _, both = test_mtp.built(test_mtp.LLAMA, folder)
         return both, both
-    target = models.save(models.build(models.config("llama"), 6), folder / "target")
-    eagle3.save(head_of(HEAD, 6), folder / "head", target, with_embedding=True)
-    return target, str(folder / "head")
+    _, _, target, head = test_slots.built(folder, seed=6, head_config=replace(test_slots.HEAD, norm_output=True))
+    return target, head
 
 
 def headed(where: tuple[str, str], runtime: str) -> HeadedModel:
@@ -112,27 +106,6 @@ def test_a_large_head_has_one_graph_and_drafts_the_same(
         drafted.append([lm.draft(asked), lm.draft(asked[:1])])
     assert drafted[0] == drafted[1]
     assert drafted[0][0][:1] == drafted[0][1]
-
-
-@torch.inference_mode()
-def test_values_of_two_steps_are_torch_s(where: tuple[str, str]) -> None:
-    """Sums of logits; the second step reads what the first one made."""
-    text, by_openvino, by_torch = [3 + (7 * index) % 40 for index in range(12)], list[float](), list[float]()
-    feed, request = Feed(2, 0, text[1:], 1), HeadRequest(2, text, Sampling(), 2)
-    lm, plain = headed(where, "openvino"), headed(where, "torch")
-    for each in (lm, plain):
-        each.forward([Feed(2, 0, text[:-1], 1)])
-    features = [each._slots[2].features.between(0, len(text) - 1) for each in (lm, plain)]
-    assert isinstance(lm._head, OpenvinoHead)
-    assert isinstance(plain._head, SteppedHead)
-    ((token, _),) = lm._head.draft([feed], features[0], [request])
-    assert lm._head._alone is not None
-    for step in (lm._head._first, lm._head._alone):
-        by_openvino.append(float(step.told(SUMS, 1)[0]))
-    read = plain._head.read([feed], features[1])
-    for logits in (read.logits, plain._head.follow([Feed(2, feed.stop, [token], 1)], read.states, 1).logits):
-        by_torch.append(float(logits.sum()))
-    assert by_openvino == pytest.approx(by_torch, rel=1e-3, abs=1e-4)
 
 
 def test_texts_at_the_end_of_their_slots_leave_others_alone(where: tuple[str, str]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import linear, silu
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from specwire.core.draft import DraftingModel, HeadRequest
-from specwire.core.law.noise import gumbel
 from specwire.core.law.sampling import Sampling
 from specwire.core.model import Feed, ModelError, TreeFeed
 from specwire.lm import LanguageModel, load_model
@@ -43,63 +43,26 @@ def skimming(where: str, spec: str = "self:skip=1,3", slots: int = SLOTS) -> Ski
 
 
 class ByHand:
-    """A row at a time, from the model's weights: what its layers make of keys and values that are given."""
+    """Transformers' own model of the layers `kept` alone, over keys and values that the whole target wrote."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self.config = model, model.config
-        self.text: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-
-    def read(self, tokens: Sequence[int]) -> None:
-        """Keep keys and values of the text, of each layer (position, ...), as transformers' own cache has them."""
-        if not tokens:
-            self.text = [[] for _ in range(LAYERS)]
-            return
-        cache = self.model(input_ids=torch.tensor([list(tokens)]), use_cache=True).past_key_values
-        self.text = [
-            list(zip(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1), strict=True))
-            for layer in cache.layers
-        ]
-
-    def row(self, token: int, position: int, kept: Sequence[int], drafted: dict[int, list]) -> torch.Tensor:  # type: ignore[type-arg]
-        """Logits; what the row adds to `drafted`, by layer, the next one sees."""
-        body = self.model.get_submodule("model")
-        x = body.get_parameter("embed_tokens.weight")[token]
-        cos, sin = (part[0, 0] for part in body.get_submodule("rotary_emb")(x[None, None], torch.tensor([[position]])))
-        for layer in kept:
-            module = body.get_submodule(f"layers.{layer}")
-            attention, mlp = module.get_submodule("self_attn"), module.get_submodule("mlp")
-            inside = module.get_submodule("input_layernorm")(x)
-            q, k, v = (attention.get_submodule(f"{n}_proj")(inside).view(-1, attention.head_dim) for n in "qkv")
-            if self.config.model_type == "qwen3":
-                q, k = attention.get_submodule("q_norm")(q), attention.get_submodule("k_norm")(k)
-            drafted.setdefault(layer, []).append((turned(k, cos, sin), v))
-            seen = [*self.text[layer], *drafted[layer]]
-            keys, values = (torch.stack(part, 1) for part in zip(*seen, strict=True))
-            share = len(q) // len(keys)
-            found = []
-            for index, query in enumerate(turned(q, cos, sin)):
-                weights = (keys[index // share] @ query / len(query) ** 0.5).softmax(0)
-                found.append(weights @ values[index // share])
-            x = x + attention.get_submodule("o_proj")(torch.cat(found))
-            inside = module.get_submodule("post_attention_layernorm")(x)
-            gated = silu(mlp.get_submodule("gate_proj")(inside)) * mlp.get_submodule("up_proj")(inside)
-            x = x + mlp.get_submodule("down_proj")(gated)
-        return linear(body.get_submodule("norm")(x), self.model.get_parameter("lm_head.weight"))
+    def __init__(self, target: PreTrainedModel, kept: Sequence[int]) -> None:
+        self.target, self.kept = target, kept
+        self.few: Any = copy.deepcopy(target)
+        self.few.model.layers = torch.nn.ModuleList(self.few.model.layers[layer] for layer in kept)
+        for place, layer in enumerate(self.few.model.layers):
+            layer.self_attn.layer_idx = place
 
     @torch.no_grad()
-    def draft(self, text: Sequence[int], depth: int, kept: Sequence[int]) -> list[int]:
+    def draft(self, text: Sequence[int], depth: int) -> list[int]:
         """The best ids behind a text, one after the other."""
-        self.read(text[:-1])
-        drafted: dict[int, list] = {}  # type: ignore[type-arg]
-        found = [text[-1]]
-        for position in range(len(text) - 1, len(text) - 1 + depth):
-            found.append(int(self.row(found[-1], position, kept, drafted).argmax()))
+        cache, found = DynamicCache(), [text[-1]]
+        if len(text) > 1:
+            self.target(input_ids=torch.tensor([[*text[:-1]]]), past_key_values=cache)
+            cache.layers = [cache.layers[layer] for layer in self.kept]
+        for _ in range(depth):
+            logits = self.few(input_ids=torch.tensor([found[-1:]]), past_key_values=cache).logits
+            found.append(int(logits[0, -1].argmax()))
         return found[1:]
-
-
-def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
 
 def some(random: Random, count: int) -> list[int]:
@@ -113,19 +76,8 @@ def test_it_drafts_what_a_loop_over_hidden_states_does(kind: str, spec: str, tmp
     lm, text = skimming(where, spec), [3, 17, 8, 29, 11, 5, 23]
     lm.forward([Feed(1, 0, text[:4], 1), Feed(0, 0, text[:2], 1)])
     asked = [HeadRequest(1, text[:5], GREEDY, 4), HeadRequest(0, text[:3], GREEDY, 2), HeadRequest(2, [9], GREEDY, 3)]
-    plain, kept = ByHand(target), SPECS[spec]
-    assert lm.draft(asked) == [plain.draft(each.tokens, each.depth, kept) for each in asked]
-
-
-def test_the_loop_is_the_target_where_nothing_is_left_out(tmp_path: Path) -> None:
-    """Which the loop over hidden states is held against, for each family."""
-    for kind in FAMILIES:
-        target, _ = built(tmp_path / kind, kind)
-        plain, text = ByHand(target), [3, 17, 8, 29, 11]
-        with torch.no_grad():
-            plain.read(text[:-1])
-            got = plain.row(text[-1], len(text) - 1, range(LAYERS), {})
-        assert torch.allclose(got, models.plain(target, text)[-1], atol=models.TOLERANCE)
+    plain = ByHand(target, SPECS[spec])
+    assert lm.draft(asked) == [plain.draft(each.tokens, each.depth) for each in asked]
 
 
 def test_logits_are_those_of_a_model_that_never_drafted_to_the_bit(tmp_path: Path) -> None:
@@ -134,6 +86,7 @@ def test_logits_are_those_of_a_model_that_never_drafted_to_the_bit(tmp_path: Pat
     lm, other, random = skimming(where), load_model(where, slots=SLOTS, threads=1), Random(7)
     texts: dict[int, list[int]] = {}
     drafted: set[tuple[int, ...]] = set()
+    plain = ByHand(target, lm.kept)
     for _ in range(250):
         for slot in range(SLOTS):
             if slot not in texts or len(texts[slot]) > 30 or random.random() < 0.05:
@@ -157,8 +110,7 @@ def test_logits_are_those_of_a_model_that_never_drafted_to_the_bit(tmp_path: Pat
         held = [lm.cached(slot) for slot in range(SLOTS)]
         found = lm.draft(asked)
         assert held == [lm.cached(slot) for slot in range(SLOTS)]
-        plain = ByHand(target)
-        assert found == [plain.draft(each.tokens, each.depth, lm.kept) for each in asked]
+        assert found == [plain.draft(each.tokens, each.depth) for each in asked]
         drafted.update(map(tuple, found))
     assert len(drafted) > 50, "a draft that always says the same would show nothing"
 
@@ -205,7 +157,7 @@ def test_nothing_is_written_beyond_the_context_and_a_text_may_be_one_token(tmp_p
     target, where = built(tmp_path)
     lm, text = skimming(where), [3 + index % 40 for index in range(models.CONTEXT)]
     lm.forward([Feed(0, 0, text[:-3], 1)])
-    assert lm.draft([HeadRequest(0, text[:-2], GREEDY, 8)]) == [ByHand(target).draft(text[:-2], 2, lm.kept)]
+    assert lm.draft([HeadRequest(0, text[:-2], GREEDY, 8)]) == [ByHand(target, lm.kept).draft(text[:-2], 2)]
     lm.forward([Feed(0, models.CONTEXT - 3, text[-3:-1], 1)])
     assert lm.draft([HeadRequest(0, text, GREEDY, 8), HeadRequest(1, [5], GREEDY, 0)]) == [[], []]
     assert lm.written(0) == models.CONTEXT - 1
@@ -225,22 +177,6 @@ def test_a_text_whose_last_token_is_cached_is_no_one_s_to_draft_for(tmp_path: Pa
         with pytest.raises(ValueError, match=r"start: slot 0 holds 3|context is 48|outside the vocabulary"):
             lm.skim([feed], lm.kept)
     assert lm.written(0) == 3
-
-
-def test_under_coupled_it_draws_with_the_target_s_noise(tmp_path: Path) -> None:
-    target, where = built(tmp_path)
-    lm, text = skimming(where), [3, 17, 8, 29]
-    lm.forward([Feed(0, 0, text[:3], 1)])
-    plain, ids = ByHand(target), torch.arange(models.VOCABULARY).numpy()
-    with torch.no_grad():
-        plain.read(text[:-1])
-        logits = plain.row(text[-1], 3, lm.kept, {}).double().numpy()
-    found = set()
-    for seed in range(12):
-        (drafted,) = lm.draft([HeadRequest(0, text, Sampling(temperature=6.0, seed=seed), 1)])
-        assert drafted == [int((logits / 6.0 + gumbel(seed, 0, len(text), ids)).argmax())]
-        found.update(drafted)
-    assert len(found) > 3
 
 
 def test_what_is_not_finite_is_a_failure_and_leaves_nothing_behind(tmp_path: Path) -> None:

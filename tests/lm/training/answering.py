@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specwire.lm.training import own_answers
-from specwire.lm.training.kept_texts import BEST, NONE, KeptTexts, TokenRows
+from specwire.lm.training.own_answers import BEST, NONE, KeptTexts, TokenRows
 from tests.lm import models
 
 WORDS = {word: index for index, word in enumerate(["?", "user", "<end>", "answer", *(f"w{n}" for n in range(46))])}

@@ -18,10 +18,9 @@ from specwire.lm import load_model
 from specwire.lm.guesses import guesses
 from specwire.lm.pretrained import pretrained
 from specwire.lm.runners.draft_vocabulary import VOCABULARY, DraftVocabulary
-from specwire.lm.training import kept_texts, loop, own_answers
+from specwire.lm.training import own_answers
 from specwire.lm.training.drafter import DEPTH, DrafterCourse, begun, held_out
-from specwire.lm.training.kept_texts import KeptTexts
-from specwire.lm.training.own_answers import answers_of
+from specwire.lm.training.own_answers import KeptTexts, answers_of
 from tests.lm import models
 from tests.lm.training.answering import keep_answers, save_target
 
@@ -34,7 +33,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module", autouse=True)
 def more_held_out() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_texts, "HELD_OUT_EVERY", 3)
+        patch.setattr(own_answers, "HELD_OUT_EVERY", 3)
         yield
 
 
@@ -157,38 +156,12 @@ def test_a_whole_vocabulary_makes_a_drafter_of_all_layers_its_target(target: str
     assert min(reached.drawn) > 0.9
 
 
-def test_one_that_was_ended_goes_on_and_comes_to_the_same(
-    target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main(command(target, answers, whole, "--steps", "4")) == 0
-    step, done = loop.Optimiser.step, 0
-
-    def interrupted(self: loop.Optimiser, index: int) -> None:
-        nonlocal done
-        done += 1
-        if done == 4:
-            raise KeyboardInterrupt
-        step(self, index)
-
-    monkeypatch.setattr(loop.Optimiser, "step", interrupted)
-    assert main(command(target, answers, parts, "--steps", "4")) == 130
-    assert main(command(target, answers, parts, "--steps", "4")) == 0
-    assert done == 6, "steps that were kept are not taken again"
-    for name in ("training.json", "model.safetensors", VOCABULARY):
-        assert (parts / name).read_bytes() == (whole / name).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["--steps", "0"], 2, "steps: must be at least 1, not 0"),
         (["--draft-vocabulary", "0"], 2, "draft-vocabulary: must be at least 1, not 0"),
-        (["--rate", "7"], 2, "rate: must be above 0 and below 1, not 7"),
         (["--apart", "/nowhere"], 2, "apart: there is no /nowhere"),
         (["--layers", "0", "2"], 1, "layers: must be of layers 0 to 1, not 0, 2"),
-        (["--target", "/nowhere/model"], 1, "model '/nowhere/model'"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_sentence(

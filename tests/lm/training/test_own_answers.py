@@ -16,9 +16,18 @@ from specwire.core.model import ModelError
 from specwire.lm.heads.eagle3 import Eagle3, Eagle3Config
 from specwire.lm.model_files import ModelText
 from specwire.lm.training.head import guessed, own_ids_of, unrolled
-from specwire.lm.training.kept_texts import INDEX, NONE, KeptText, KeptTexts, batches, parted
 from specwire.lm.training.loop import draft_ids
-from specwire.lm.training.own_answers import OwnAnswers, Teacher, loops
+from specwire.lm.training.own_answers import (
+    INDEX,
+    NONE,
+    KeptText,
+    KeptTexts,
+    OwnAnswers,
+    Teacher,
+    batches,
+    loops,
+    parted,
+)
 from specwire.lm.training.prompts import OPENINGS, PASSAGE, Prompts, functions_of, parts_of, texts_of
 from tests.lm.training.answering import TAPS, TEMPLATE, WIDTH, WORDS, answer_shortly, save_target
 
@@ -30,8 +39,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_target(tmp_path_factory.mktemp("target"))
 
 
-def prompts_of(teacher: Teacher, apart: list[str] | None = None) -> Prompts:
-    return Prompts(teacher.text, teacher.ends, apart or [], seed=3)
+def answered(teacher: Teacher, folder: Path, tokens: int) -> KeptTexts:
+    """A folder with so many tokens of answers."""
+    kept = KeptTexts(folder, WIDTH, ABOUT)
+    OwnAnswers(teacher, Prompts(teacher.text, teacher.ends, [], seed=3), kept, seed=1, texts=3).write(tokens, print)
+    return kept
 
 
 @pytest.fixture
@@ -43,8 +55,7 @@ def answering(target: str, monkeypatch: pytest.MonkeyPatch) -> Teacher:
 @torch.no_grad()
 def test_what_is_kept_is_what_the_target_says_of_the_text(answering: Teacher, target: str, tmp_path: Path) -> None:
     """Features and best guesses, of texts that were computed beside others; greedy ones are its best tokens."""
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(150, print)
+    kept = answered(answering, tmp_path, 150)
     assert kept.answers >= 150
     assert {text.kind for text in kept.texts} >= {"turn"}
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
@@ -66,8 +77,7 @@ def test_what_is_kept_is_what_the_target_says_of_the_text(answering: Teacher, ta
 
 def test_more_are_added_to_those_that_are_kept_and_none_twice(answering: Teacher, tmp_path: Path) -> None:
     for tokens in (40, 90):
-        kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-        OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(tokens, print)
+        answered(answering, tmp_path, tokens)
     again = KeptTexts(tmp_path, WIDTH, ABOUT)
     asked = [tuple(again.rows(text).tokens[: text.learnt].tolist()) for text in again.texts]
     assert again.answers >= 90
@@ -75,8 +85,7 @@ def test_more_are_added_to_those_that_are_kept_and_none_twice(answering: Teacher
 
 
 def test_a_text_that_was_not_finished_is_cut_off(answering: Teacher, tmp_path: Path) -> None:
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(30, print)
+    kept = answered(answering, tmp_path, 30)
     before = [kept.rows(text) for text in kept.texts]
     for name in ("tokens", "features", INDEX):
         with (tmp_path / name).open("ab") as file:
@@ -102,8 +111,7 @@ def test_texts_of_another_target_are_refused(about: dict[str, str], width: int, 
 
 
 def test_the_first_texts_are_those_with_so_many_tokens_of_answers(answering: Teacher, tmp_path: Path) -> None:
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(60, print)
+    kept = answered(answering, tmp_path, 60)
     whole = [*kept.texts]
     kept.first(30)
     assert kept.texts == whole[: len(kept.texts)]
@@ -112,8 +120,7 @@ def test_the_first_texts_are_those_with_so_many_tokens_of_answers(answering: Tea
 
 
 def test_files_that_are_too_short_are_refused(answering: Teacher, tmp_path: Path) -> None:
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(30, print)
+    answered(answering, tmp_path, 30)
     (tmp_path / "best").write_bytes(b"")
     with pytest.raises(ModelError, match=r"best: has 0 bytes, and index.jsonl tells of \d+"):
         KeptTexts(tmp_path, WIDTH, ABOUT)
@@ -127,12 +134,6 @@ def test_nothing_shares_a_run_of_thirteen_tokens_with_what_is_measured_by(tmp_pa
     assert not prompts.new(prompts.encoded(f"w30 w31 {run}"), "given")
     assert not prompts.is_apart(prompts.encoded(f"{run} w9"))
     assert prompts.new(prompts.encoded(f"w30 {run.removesuffix('w12')} w31"), "given")
-
-
-def test_what_cannot_be_read_to_be_apart_from_is_named(tmp_path: Path) -> None:
-    (tmp_path / "broken.jsonl").write_text("{")
-    with pytest.raises(ModelError, match=r"apart: .*broken.jsonl: cannot be read"):
-        [*texts_of([tmp_path / "broken.jsonl"], "apart")]
 
 
 def test_what_is_given_is_asked_first_and_once(answering: Teacher, tmp_path: Path) -> None:
@@ -168,6 +169,9 @@ def test_a_line_of_prompts_may_have_any_character_and_must_be_texts(tmp_path: Pa
     told = ["a\u2028b", "c\x85d"]
     file.write_text("".join(json.dumps({"prompt": each}, ensure_ascii=False) + "\n" for each in told), encoding="utf-8")
     assert [*texts_of([file], "prompts")] == told
+    file.write_text("{")
+    with pytest.raises(ModelError, match=r"apart: .*users.jsonl: cannot be read"):
+        [*texts_of([file], "apart")]
     for wrong in ({"turns": "abc"}, {"turns": [{"role": "user", "content": "a"}]}, {"prompt": 5}):
         file.write_text(json.dumps(wrong))
         with pytest.raises(ModelError, match=r"prompts: .*users.jsonl: cannot be read: .*must be a list of strings"):
@@ -261,8 +265,7 @@ def test_chains_are_those_of_the_head_unrolled(
     answering: Teacher, head: Eagle3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss, tested and right guesses of each step are as by the whole head at all places, masked by hand."""
-    kept = KeptTexts(tmp_path, WIDTH, ABOUT)
-    OwnAnswers(answering, prompts_of(answering), kept, seed=1, texts=3).write(150, print)
+    kept = answered(answering, tmp_path, 150)
     monkeypatch.setattr("specwire.lm.training.head.LIKELY", -2.5)
     batch, ids, depth = kept.batch(kept.texts), own_ids_of(head), 3
     rows = batch.rows._replace(features=batch.rows.features.float())
