@@ -6,7 +6,6 @@ speed         make bench-real: models that people run, beside llama.cpp and Open
 vllm          drafters and verifiers in vLLM
 gpu           a large target's steps by themselves
 wan, sweep    drafters that are far away: real sockets, and virtual time
-branching     what windows of several paths would gain
 reference     make bench-reference: texts of a GGUF file beside those of the libraries that define it
 cluster       many verifiers and orchestrators
 soak          make soak; make soak-load
