@@ -194,16 +194,3 @@ def test_the_command_says_whether_something_must_be_mended(capsys: pytest.Captur
     assert cli.main(["doctor", "--target", OTHER, "--draft", "scripted:2", "--address", "127.0.0.1:1"]) == 1
     out = capsys.readouterr().out
     assert "cannot connect to 127.0.0.1:1 -> start it" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--slots", "0"], "slots: must be from 1 to 1024, not 0"),
-        (["--draft", "x"], "draft: is held against a target: give --target, too"),
-        (["--listen", "nowhere"], "listen: must be HOST:PORT with a port from 0 to 65535, not 'nowhere'"),
-    ],
-)
-def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", *words]) == 2
-    assert capsys.readouterr().err == f"specwire doctor: error: {message}\n"

@@ -72,22 +72,6 @@ async def test_its_texts_are_the_targets(tmp_path: Path) -> None:
         assert len(score.parts[0].logprobs) == 1
 
 
-async def test_several_targets_and_a_log_in_a_file(tmp_path: Path) -> None:
-    """What was said is found again by the next process."""
-    url = f"file:{tmp_path / 'log'}"
-    more = {"also": ("scripted:8",), "redis_url": url}
-    async with running(tmp_path, "scripted:7", None, **more) as (parts, client):
-        assert list(parts.services) == ["verifier", "verifier-2"]
-        first, done = [
-            await client.complete((1, 2), max_tokens=4, ignore_eos=True, model=model)
-            for model in ("scripted:7", "scripted:8")
-        ]
-        assert list(first.tokens) == plain("scripted:7", (1, 2), 4)
-        assert list(done.tokens) == plain("scripted:8", (1, 2), 4)
-    async with running(tmp_path, "scripted:7", None, **more) as (_, client):
-        assert list((await client.get_session(done.session_id)).tokens) == [1, 2, *done.tokens]
-
-
 async def test_cancel_and_deadline_end_a_text(tmp_path: Path) -> None:
     async with running(tmp_path, SLOW) as (_, client):
         async with aclosing(client.generate(PROMPT, max_tokens=4000, ignore_eos=True)) as events:

@@ -178,9 +178,10 @@ def test_stdin_is_read_once(words: list[str], monkeypatch: pytest.MonkeyPatch) -
 def test_a_stack_of_its_own_has_no_references_but_those_of_the_request(command: Any, tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    args = parser.parse_args(["--target", "m", "--reference", str(tmp_path), "--slots", "3"])
+    words = ["--draft=a", "--draft=b", "--no-ngram", "--slots=3", "--target=m"]
+    args = parser.parse_args([*words, "--reference", str(tmp_path)])
     assert stack_address_of(args).own.references == ()
-    assert sorted(words_of(STACK, vars(args))) == ["--slots=3", "--target=m"]
+    assert sorted(words_of(STACK, vars(args))) == words
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

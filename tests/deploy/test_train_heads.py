@@ -128,25 +128,19 @@ def test_one_that_was_ended_does_not_go_on_as_another(
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "message"),
+    ("more", "message"),
     [
-        (["--steps", "0"], 2, "steps: must be at least 1, not 0"),
-        (["--window", "0"], 2, "window: must be at least 1, not 0"),
-        (["--depth", "0"], 2, "depth: must be at least 1, not 0"),
-        (["--inner", "-1"], 2, "inner: must not be negative, not -1"),
-        (["--rate", "7"], 2, "rate: must be above 0 and below 1, not 7"),
-        (["--target", "/nowhere/model"], 1, "model '/nowhere/model'"),
-        (["--taps", "0", "1", "1"], 1, "taps: is 0 1 2, not 0 1 1"),
+        (["--target", "/nowhere/model"], "model '/nowhere/model'"),
+        (["--taps", "0", "1", "1"], "taps: is 0 1 2, not 0 1 1"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_sentence(
     more: list[str],
-    code: int,
     message: str,
     target: str,
     answers: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(command(target, answers, tmp_path / "head", *more)) == code
+    assert main(command(target, answers, tmp_path / "head", *more)) == 1
     assert message in capsys.readouterr().err
