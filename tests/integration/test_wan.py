@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from bench.harness.child import descendants
+from bench.relay.link import RelayLink
 from bench.wan.rig import Orchestration, WanPair, WanRig, places, rig
 from specwire.core.law.sampling import Sampling
 from tests.faults.streams import Stream, plain
@@ -45,29 +46,19 @@ def test_the_text_does_not_depend_on_the_line(line: WanRig, address: str, rtt_ms
         assert stream.rest() == plain(TARGET, TOKENS, sampling=SAMPLED)
 
 
-def test_a_link_cut_in_the_middle_of_a_sentence_changes_nothing(line: WanRig, address: str) -> None:
+@pytest.mark.parametrize(("fault", "seconds"), [(RelayLink.cut, 1.0), (RelayLink.stall, 2.0)], ids=["cut", "stalled"])
+def test_a_link_that_fails_in_the_middle_of_a_sentence_changes_nothing(
+    line: WanRig, address: str, fault: Callable[[RelayLink, float], None], seconds: float
+) -> None:
+    """The text goes on behind the fault, and is the same."""
     line.shape(40)
     with Stream(address, max_tokens=LONG) as stream:
         stream.until(TOKENS // 4)
         for link in line.links:
-            link.cut(1.0)
-        goes_on(stream, time.monotonic() + 1.0)
-
-
-def test_a_link_that_holds_everything_back_for_a_while_changes_nothing(line: WanRig, address: str) -> None:
-    line.shape(40)
-    with Stream(address, max_tokens=LONG) as stream:
-        stream.until(TOKENS // 4)
-        for link in line.links:
-            link.stall(2.0)
-        goes_on(stream, time.monotonic() + 2.0)
-
-
-def goes_on(stream: Stream, over: float) -> None:
-    """Behind the fault, which is over at that moment, with the same text."""
-    stream.until_arrived(over)
-    stream.until(len(stream.tokens) + TOKENS)
-    assert stream.tokens == plain(TARGET.rpartition(":")[0], len(stream.tokens))
+            fault(link, seconds)
+        stream.until_arrived(time.monotonic() + seconds)
+        stream.until(len(stream.tokens) + TOKENS)
+        assert stream.tokens == plain(TARGET.rpartition(":")[0], len(stream.tokens))
 
 
 def test_jitter_and_a_narrow_line_change_nothing(line: WanRig, address: str) -> None:

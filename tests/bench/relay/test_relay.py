@@ -31,10 +31,14 @@ def served() -> Iterator[tuple[socket.socket, RelayLink]]:
             yield listener, link
 
 
+def dialled(link: RelayLink) -> tuple[str, int]:
+    host, _, port = link.address.rpartition(":")
+    return host, int(port)
+
+
 @contextmanager
 def connected(listener: socket.socket, link: RelayLink) -> Iterator[tuple[socket.socket, socket.socket]]:
-    host, _, port = link.address.rpartition(":")
-    with socket.create_connection((host, int(port)), LIMIT_S) as near:
+    with socket.create_connection(dialled(link), LIMIT_S) as near:
         far, _ = listener.accept()
         far.settimeout(LIMIT_S)
         with far:
@@ -94,15 +98,18 @@ def test_a_stall_holds_back_and_loses_nothing() -> None:
         assert time.monotonic() - began >= 0.45
 
 
-def test_a_cut_resets_connections_and_refuses_new_ones_until_it_is_over() -> None:
+def test_a_cut_resets_connections_and_refuses_new_ones_until_it_is_over(dead_address: str) -> None:
+    """As does a relay to where nobody is."""
+    nowhere = RelayLink(dead_address)
+    with nowhere, socket.create_connection(dialled(nowhere), LIMIT_S) as near, pytest.raises(ConnectionResetError):
+        near.recv(1)
     with served() as (listener, link):
         with connected(listener, link) as (near, far):
             link.cut(0.3)
             for end in (near, far):
                 with pytest.raises(ConnectionResetError):
                     end.recv(1)
-        host, _, port = link.address.rpartition(":")
-        with pytest.raises(ConnectionResetError), socket.create_connection((host, int(port)), LIMIT_S) as refused:
+        with pytest.raises(ConnectionResetError), socket.create_connection(dialled(link), LIMIT_S) as refused:
             refused.recv(1)
         time.sleep(0.35)
         with connected(listener, link) as (near, far):
@@ -120,13 +127,6 @@ def test_traffic_is_counted_by_direction_past_connections_included() -> None:
                 assert take(near, 2) == b"xy"
         traffic = link.traffic()
     assert (traffic.up.bytes, traffic.down.bytes) == (6, 4)
-
-
-def test_a_server_that_is_not_there_resets_the_dialler(dead_address: str) -> None:
-    with RelayLink(dead_address) as link:
-        host, _, port = link.address.rpartition(":")
-        with pytest.raises(ConnectionResetError), socket.create_connection((host, int(port)), LIMIT_S) as near:
-            near.recv(1)
 
 
 @pytest.mark.parametrize(

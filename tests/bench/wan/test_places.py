@@ -20,12 +20,17 @@ def reaches(place: WanPlace, host: str, port: int) -> bool:
     return subprocess.run(command, capture_output=True, timeout=120.0, check=False).returncode == 0
 
 
-def test_without_isolation_both_are_the_loopback_interface() -> None:
+def test_without_isolation_both_are_the_loopback_interface_and_proxies_are_void(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://nowhere:1")
     with places(isolated=False) as found:
         assert not found.isolated
         for place in (found.edge, found.cloud):
             assert place == WanPlace((), LOOPBACK, LOOPBACK)
             assert place.options == ("--listen", "127.0.0.1:0")
+        assert "http_proxy" not in os.environ
+    assert os.environ["http_proxy"] == "http://nowhere:1"
 
 
 def test_places_reach_us_and_not_each_other_where_the_system_isolates() -> None:
@@ -39,13 +44,6 @@ def test_places_reach_us_and_not_each_other_where_the_system_isolates() -> None:
             assert reaches(WanPlace((), LOOPBACK, LOOPBACK), found.cloud.host, port)
             assert server.wait(30) == 0
     assert not [name for name in _namespaces() if name.startswith(f"{PREFIX}{os.getpid()}-")]
-
-
-def test_proxies_are_void_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://nowhere:1")
-    with places(isolated=False):
-        assert "http_proxy" not in os.environ
-    assert os.environ["http_proxy"] == "http://nowhere:1"
 
 
 def _namespaces() -> list[str]:
