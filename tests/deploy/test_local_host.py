@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 
 from deploy.stack import stack
-from deploy.stack.local_host import CorePlan, threads_told
+from deploy.stack.hosts import CorePlan, threads_told
 from deploy.stack.options import StackError, StackOptions
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
 from specwire.core.law.sampling import Sampling

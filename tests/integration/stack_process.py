@@ -94,6 +94,15 @@ class Command:
         return eventually(lambda: not self.family(), END_LIMIT) and not list(self.folder.glob("specwire-*"))
 
 
+def private(file: Path, text: str) -> str:
+    """Write a file that its owner alone may read, as keys are, at once, as tools for secrets do; its path."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    fresh.replace(file)
+    return str(file)
+
+
 @contextmanager
 def running(*arguments: str) -> Iterator[Command]:
     """A command; whatever happens, it is gone afterwards."""

@@ -28,6 +28,7 @@ from specwire.core.messages import Outcome
 from specwire.rpc.tls import ClientTls
 from tests.faults.parts import Parts
 from tests.faults.streams import plain
+from tests.integration.stack_process import private
 from tests.wait import eventually
 
 LIMIT_S = 300.0
@@ -146,15 +147,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("edge")
     authority = Authority()
     certificate, key = authority.sign(ray.util.get_node_ip_address()).save(folder, "front")
-    for name, content in (("keys", f"box {TOKEN}\n"), ("token", TOKEN)):
-        (folder / name).write_text(content)
-        (folder / name).chmod(0o600)
-    options = {"tls-cert": certificate, "tls-key": key, "accept-drafters": True, "drafter-keys": str(folder / "keys")}
+    keys, token = private(folder / "keys", f"box {TOKEN}\n"), private(folder / "token", TOKEN)
+    options = {"tls-cert": certificate, "tls-key": key, "accept-drafters": True, "drafter-keys": keys}
     with place() as site:
         site.deploy(file(site, options=json.dumps(options)), "--start-timeout", "90")
         front = next(row["address"] for row in site.rows() if row["pool"] == "orchestrators")
         ca = authority.save(folder, "ca")
-        yield Deployed(site, json.dumps(options), front, authority.client(), ca, str(folder / "token"))
+        yield Deployed(site, json.dumps(options), front, authority.client(), ca, token)
         assert "target: removed" in site.specwire("undeploy")
         assert status(site) == {"replicas": [], "looks": []}
 

@@ -14,6 +14,7 @@ from bench.harness.certificates import Authority
 from specwire.client import Client, ClientTls, SpecwireError
 from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import LIMIT_S, PROMPT, plain
+from tests.integration.stack_process import private
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import log_bytes
 from tests.orchestrator.redis_tls import encrypted, url_of
@@ -45,10 +46,7 @@ class Files:
         return "--redis-url", url
 
     def private(self, name: str, text: str) -> str:
-        file = self.folder / name
-        file.write_text(text)
-        file.chmod(0o600)
-        return str(file)
+        return private(self.folder / name, text)
 
     def listening(self) -> tuple[str, ...]:
         return "--tls-cert", self._cert, "--tls-key", self._key, "--tls-client-ca", self._ca
