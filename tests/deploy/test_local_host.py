@@ -130,12 +130,8 @@ def test_the_verifier_has_cores_of_its_own_where_one_is_left() -> None:
     shared = (wide, replace(one, also=("scripted:8",)), replace(one, device="cuda:0"))
     assert {str(CorePlan.of([0, 1], each.services())) for each in shared} == {"all threads share all cores"}
     assert CorePlan.of([], one.services()) == CorePlan()
-
-
-def test_threads_are_told() -> None:
-    one = StackOptions(TARGET, DRAFT, one_process=True, target_threads=2)
     told = "verifier, 2 threads; drafter, 1 thread: all threads share all cores"
-    assert threads_told(one.services(), CorePlan()) == told
+    assert threads_told(wide.services(), CorePlan()) == told
 
 
 async def test_where_its_threads_run_is_told_and_is_over_with_it(tmp_path: Path) -> None:
