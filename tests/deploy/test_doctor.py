@@ -93,13 +93,9 @@ def test_versions_of_python(version: tuple[int, int], grade: Grade) -> None:
     assert checks.check_python(version).grade is grade
 
 
-def test_where_the_threads_of_one_process_are_is_told() -> None:
+def test_where_the_threads_of_one_process_are_and_a_quota_of_cores_are_told(tmp_path: Path) -> None:
     found = checks.check_placement()
-    assert found.grade is Grade.OK
-    assert found.text.startswith("up --one-process has verifier, ")
-
-
-def test_a_quota_of_cores_is_told(tmp_path: Path) -> None:
+    assert (found.grade, found.text.partition(", ")[0]) == (Grade.OK, "up --one-process has verifier")
     assert checks.check_cores(tmp_path).grade is Grade.OK
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert checks.cpu_quota(tmp_path) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness import ROOT
-from bench.soak.memory import MOST_KEPT, Point, kept_bytes
+from bench.soak.load_report import MOST_KEPT, Point, kept_bytes
 from bench.soak.weighing import ENVIRONMENT, weigh, words
 
 SESSIONS, TIMES = 100, 36
