@@ -71,13 +71,6 @@ async def test_sessions_go_on_without_it(
     assert (f"specwire edge: drafting has ended: {end}" in capsys.readouterr().err) == (end != "stopped")
 
 
-async def test_more_sessions_than_slots_are_refused_one_by_one() -> None:
-    async with stack(SLOW_TARGET) as running, local(running, slots=1):
-        texts = [running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S) for _ in range(3)]
-        for done in await asyncio.gather(*texts):
-            assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
-
-
 async def test_a_message_that_is_wrong_is_answered_later_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal in the middle of a session's event would find the session half-way."""
     async with stack(SLOW_TARGET) as running, local(running) as drafter:

@@ -100,31 +100,16 @@ def test_a_part_on_another_machine_is_told_apart(
     assert [(run["from_step"], run["cpu"]) for run in runs] == [(0, cpu_model()), (2, "another")]
 
 
-@pytest.mark.parametrize(
-    ("more", "key"),
-    [
-        (["--rows", "3"], "rows"),
-        (["--inner", "48"], "inner"),
-        (["--rate", "0.01"], "rate"),
-        (["--depth", "3"], "depth"),
-        (["--draft-vocabulary", "30"], "draft-vocabulary"),
-        (["--tokens", "900"], "answers"),
-    ],
-)
 def test_one_that_was_ended_does_not_go_on_as_another(
-    more: list[str],
-    key: str,
-    target: str,
-    answers: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 2)
-    out = tmp_path / "head"
+    out, other = tmp_path / "head", {"rows": "3", "inner": "48", "rate": "0.01", "depth": "3", "draft-vocabulary": "30"}
     assert main(command(target, answers, out, "--steps", "2")) == 0
-    assert main(command(target, answers, out, "--steps", "2", *more)) == 1
-    assert f"{out / loop.CHECKPOINT}: {key}: is of " in capsys.readouterr().err
+    for key, value in {**other, "tokens": "900"}.items():
+        assert main(command(target, answers, out, "--steps", "2", f"--{key}", value)) == 1
+        named = "answers" if key == "tokens" else key
+        assert f"{out / loop.CHECKPOINT}: {named}: is of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

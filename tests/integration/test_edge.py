@@ -14,14 +14,13 @@ from tokenizers import Tokenizer
 
 import demo_pair
 from bench.harness.certificates import Authority
-from specwire.client import AsyncClient, Chunk, Started
+from specwire.client import AsyncClient, Chunk
 from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import Stream, plain
 from tests.integration.stack_process import failure, running
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import plain as decoded
 from tests.ports import free_address
-from tests.rpc.relay import Relay
 from tests.text import other_vocabularies
 from tests.wait import asked_blocking, eventually, limits, until
 
@@ -85,50 +84,6 @@ def test_edge_draft_cloud_verify(cloud: ServiceProcess, files: dict[str, str]) -
         assert command.wait(LIMIT_S) == 0
         assert command.said().splitlines()[-1] == "specwire edge: draining"
         assert command.nothing_left()
-
-
-async def test_a_far_verifier_whose_link_breaks(cloud: ServiceProcess, files: dict[str, str]) -> None:
-    """A round trip of 0.1 s, TLS inside; the connection is cut in the middle of a sentence, twice.
-
-    The text outlives both: what nobody reads is not decided (tests/orchestrator/test_unread.py), and only as much is
-    read as shows that it goes on. Then it is left.
-    """
-    relay, tokens = Relay(cloud.address, delay=0.05), list[int]()
-    async with relay.relaying():
-        with running(*edge(relay.address, "--tls-ca", files["ca"])) as command:
-            address = (await asyncio.to_thread(command.ready))["address"]
-            lost, again = (f"link to {relay.address} {what}" for what in ("lost", "is there again"))
-            async with (
-                AsyncClient(address) as client,
-                aclosing(client.generate((1, 2, 3), max_tokens=4000, ignore_eos=True, timeout=LIMIT_S)) as events,
-            ):
-                started = await anext(events)
-                assert isinstance(started, Started)
-
-                async def read(length: int) -> None:
-                    while len(tokens) < length:
-                        event = await anext(events)
-                        assert isinstance(event, Chunk), event
-                        tokens.extend(event.tokens)
-
-                async def decided() -> int:
-                    return len((await client.get_session(started.session_id)).tokens) - len((1, 2, 3))
-
-                async def back(times: int) -> None:
-                    await until(lambda: command.said().count(again) == times)
-                    assert command.said().count(lost) == times
-
-                before = 0
-                await read(80)
-                for times in (1, 2):
-                    relay.break_off()
-                    await back(times)
-                    before = await decided()
-                    while await decided() <= before:
-                        await read(len(tokens) + 1)
-                await read(before + 1)
-            assert tokens == plain(TARGET, len(tokens), prompt=(1, 2, 3))
-            assert command.said().count(lost) == 2
 
 
 async def test_an_edge_finds_its_cloud_and_outlives_its_verifiers(owned: Parts) -> None:

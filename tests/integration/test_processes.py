@@ -11,11 +11,10 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tests.faults.parts import Parts, ServiceProcess, parts
+from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import PROMPT, Stream
 from tests.lm import models
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.wait import asked_blocking, limits
 
 TARGET = "scripted:7:vocab=64"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
@@ -88,25 +87,3 @@ def test_a_random_llama_and_another_one_that_drafts(owned: Parts, redis: RedisSe
     for service in started.values():
         service.send(signal.SIGTERM)
     assert [service.wait() for service in started.values()] == [0, 0, 0]
-
-
-def refused(arguments: list[str]) -> tuple[int, str]:
-    """Run a command that cannot start: its exit code and its last line. It leaves nothing running."""
-    with parts() as alone:
-        code, out, error = alone.run("-m", "deploy", *arguments)
-        assert alone.living() == []
-    assert out == ""
-    assert "Traceback" not in error
-    return code, error.splitlines()[-1]
-
-
-def test_an_orchestrator_without_a_verifier(dead_address: str) -> None:
-    waits = limits(0.5)
-
-    def told() -> tuple[int, str, float]:
-        limit = next(waits)
-        return *refused(["orchestrate", "--verifier", dead_address, "--start-timeout", f"{limit:g}"]), limit
-
-    code, said, limit = asked_blocking(told, lambda answer: "does not answer" not in answer[1])
-    reason = f"cannot connect to {dead_address}"
-    assert (code, said) == (1, f"specwire orchestrate: error: not ready within {limit:g} s: {reason}")

@@ -124,16 +124,6 @@ def test_who_lacks_either_is_not(serving: ServiceProcess, files: Files) -> None:
         assert no.value.code is code
 
 
-def test_a_drafter_dials_in_with_its_own_token_only(serving: ServiceProcess, files: Files, owned: Parts) -> None:
-    def joining(token: str) -> tuple[str, ...]:
-        return "-m", "deploy", "draft", DRAFT, "--connect", serving.address, *files.dialling("drafter", token)
-
-    code, _, said = owned.run(*joining(ADA))
-    assert code == 1
-    assert said.splitlines()[-1].endswith("refused this drafter: authorization: this token is not known here")
-    assert ADA not in said
-
-
 def test_the_log_is_reached_by_who_shows_a_certificate(
     serving: ServiceProcess, files: Files, owned: Parts, log: str, redis: RedisServer
 ) -> None:
