@@ -19,7 +19,7 @@ from bench.harness.runs import BenchError
 from bench.relay.frames import HEADER, Count
 from bench.relay.link import RelayLink, Traffic
 from bench.wan.cells import TOKENS, typical_trace
-from bench.wan.rig import Orchestration, WanPair, places, rig
+from bench.wan.rig import Orchestration, WanPair, rig
 from bench.wan.traces import from_position
 from specwire.client import Client
 from specwire.core.law.sampling import GUESSING_RULES
@@ -88,12 +88,11 @@ class _Kind(Protocol):
 def measure_wire(tokens: int = TOKENS, rules: Sequence[str] = tuple(RULES)) -> list[Wire]:
     """One session under each of these rules, in chunks of CHUNK; where trees are allowed, a second one with trees."""
     with ExitStack() as owned:
-        where = owned.enter_context(places())
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
         (folder / "trace").write_text(from_position(typical_trace().bits, len(PROMPT)))
         target = f"scripted:7:vocab={VOCABULARY}:delay_ms=40:device=cloud"
         draft = f"scripted:7:vocab={VOCABULARY}:delay_ms=8:trace={folder / 'trace'}:device=edge"
-        started = owned.enter_context(rig(where, WanPair(target, draft), [PLAN, TREES], watch_drafter=True))
+        started = owned.enter_context(rig(WanPair(target, draft), [PLAN, TREES], watch_drafter=True))
         clients = {plan: owned.enter_context(Client(started.addresses[plan])) for plan in (PLAN, TREES)}
         if started.draft_link is None:
             raise BenchError("wire: the drafter is not watched")

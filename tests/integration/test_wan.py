@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.harness.child import descendants
-from bench.wan.rig import Orchestration, WanPair, WanRig, places, rig
+from bench.wan.rig import Orchestration, WanPair, WanRig, rig
 from specwire.core.law.sampling import Sampling
 from tests.faults.streams import Stream, plain
 
@@ -23,7 +23,7 @@ def line() -> Iterator[WanRig]:
     """Give both sides of the line; at the end nothing of them is left."""
     before = set(descendants(os.getpid()))
     pair = WanPair(f"{TARGET}:device=cloud", "scripted:7:vocab=64:agree=0.8:delay_ms=1:device=edge")
-    with places() as where, rig(where, pair, [Orchestration(), TEXTBOOK]) as started:
+    with rig(pair, [Orchestration(), TEXTBOOK]) as started:
         yield started
     assert set(descendants(os.getpid())) <= before
 

@@ -10,7 +10,6 @@ import pytest
 
 from bench.harness.report import Bar
 from bench.harness.runs import Sample
-from bench.relay.link import Gauge, RoundTrip
 from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, NAMED, SHOWN, WanCell
 from bench.wan.disciplines import CHAIN, DEFAULT, PLAIN, TEXTBOOK, ratio, ratio_to_better, speeds
 from bench.wan.emulated import EmulatedTimes
@@ -20,12 +19,10 @@ from bench.wan.wire import Wire
 from scripts.figures.wan import wan_table
 from tests.bench.wan.made import SPEEDS, expected, measured, samples, wire
 
-GAUGE = Gauge((RoundTrip(20.0, 20.3, 20.9),), 900.0, {"0.5": 0.1, "0.99": 0.3})
-
 
 def of(cells: list[EmulatedTimes], bytes_: list[Wire]) -> WanResults:
     grid = [expected(cell) for cell in NAMED] if cells else []
-    return WanResults({"tokens": 100}, GAUGE, Software(500, 900, 100), grid, cells, bytes_, ["a note"])
+    return WanResults({"tokens": 100}, Software(500, 900, 100), grid, cells, bytes_, ["a note"])
 
 
 def bars(cells: list[EmulatedTimes]) -> list[Bar]:
@@ -111,9 +108,7 @@ def test_each_row_has_its_own_optimum() -> None:
 
 
 def test_a_late_first_token_and_a_text_that_differs_are_missed() -> None:
-    late = EmulatedTimes(
-        expected(), samples({row: [speed] * 7 for row, speed in SPEEDS.items()}, first_s=0.12), {}, True
-    )
+    late = EmulatedTimes(expected(), samples({row: [speed] * 7 for row, speed in SPEEDS.items()}, first_s=0.12), {})
     assert [name for name, holds in held(late).items() if not holds] == ["first token less prefill, in round trips"]
     one = measured()
     wrong = replace(one.samples[-1].run, tokens=(*one.samples[-1].run.tokens[:-1], 7))
@@ -123,7 +118,7 @@ def test_a_late_first_token_and_a_text_that_differs_are_missed() -> None:
 
 def test_the_interval_decides_not_the_median() -> None:
     uneven = {**{row: [speed] * 7 for row, speed in SPEEDS.items()}, DEFAULT: [43.0] * 5 + [31.0] * 2}
-    one = EmulatedTimes(expected(), samples(uneven), {}, True)
+    one = EmulatedTimes(expected(), samples(uneven), {})
     assert not held(one)["default / better of plain and textbook"]
 
 
@@ -131,7 +126,7 @@ def test_the_simulators_error_is_folded() -> None:
     low = simulator_error(measured({**SPEEDS, PLAIN: 30.0}), PLAIN)
     assert low.value == pytest.approx(0.1)
     assert [low.low, low.high] == pytest.approx([0.1, 0.1])
-    around = EmulatedTimes(expected(), samples({PLAIN: [30.0, 33.0, 36.0]}), {}, True)
+    around = EmulatedTimes(expected(), samples({PLAIN: [30.0, 33.0, 36.0]}), {})
     error = simulator_error(around, PLAIN)
     assert [error.low, error.high] == pytest.approx([0.0, 0.1])
 
