@@ -18,10 +18,9 @@ from deploy.stack import stack
 from deploy.stack.hosts import CorePlan, threads_told
 from deploy.stack.options import StackError, StackOptions
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
-from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.rpc.model_info import core_numbers
-from tests.orchestrator.stack import PROMPT, TURNS, drafted, plain
+from tests.orchestrator.stack import PROMPT, plain
 from tests.ports import free_address
 from tests.wait import LIMIT_S, until
 from verify_service.engine.engine import Engine
@@ -52,24 +51,6 @@ def begun_since(before: set[threading.Thread]) -> list[str]:
     """The names of a stack's threads that live and did not then."""
     alive = set(threading.enumerate()) - before
     return [each.name for each in alive if each.name.startswith((*THREADS, "session-log"))]
-
-
-async def test_its_texts_are_the_targets(tmp_path: Path) -> None:
-    async with running(tmp_path, plan=TURNS) as (parts, client):
-        assert parts.services == {each: f"{each} in this process" for each in THREADS}
-        assert parts.redis_url == "memory:"
-        done = await drafted(lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True))
-        assert list(done.tokens) == plain(TARGET, PROMPT, 60)
-        sampling = Sampling(temperature=0.9, top_k=20, seed=11)
-        texts = await asyncio.gather(
-            *(
-                client.complete(PROMPT, max_tokens=40, ignore_eos=True, temperature=0.9, top_k=20, seed=11)
-                for _ in range(8)
-            )
-        )
-        assert {tuple(each.tokens) for each in texts} == {tuple(plain(TARGET, PROMPT, 40, sampling))}
-        [score] = await client.score_text(PROMPT, [[(3,)]])
-        assert len(score.parts[0].logprobs) == 1
 
 
 async def test_cancel_and_deadline_end_a_text(tmp_path: Path) -> None:

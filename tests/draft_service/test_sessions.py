@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from draft_service.service import deliver
 from draft_service.sessions import (
@@ -22,7 +20,6 @@ from draft_service.sessions import (
     LONG_TEXT_ROWS,
     AdvanceSession,
     BeginSession,
-    CloseSession,
     DraftedProposal,
     DraftingSession,
     Dropped,
@@ -262,43 +259,6 @@ def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
             ahead = (decided + ahead)[: max(start, len(decided))][len(decided) :]
             ahead += reply.proposal.tokens[max(0, len(decided) - start) :]
     assert ahead == continuation(MODEL, decided, run_ahead)
-
-
-def test_a_random_llama_drafts_its_own_greedy_continuation(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
-    model = LlamaForCausalLM(config).eval()
-    model.save_pretrained(tmp_path)
-    sessions, link = Sessions(load_model(str(tmp_path), slots=2, threads=1), guesses, deliver), Recorder()
-    sessions.apply(open_session(link, 1, [9, 3, 4], Pace(2, 10)))
-    sessions.apply(open_session(link, 2, [7], Pace(3, 10)))
-    run(sessions)
-    for handle, prompt in ((1, [9, 3, 4]), (2, [7])):
-        assert link.proposed(handle) == generated(model, prompt, 10)
-    text = [9, 3, 4, *generated(model, [9, 3, 4], 2), 30]
-    link.take()
-    sessions.apply(AdvanceSession(link, 1, 3, tuple(text[3:]), Pace(2, 10)))
-    sessions.apply(CloseSession(link, 2))
-    run(sessions)
-    assert link.proposed(1) == generated(model, text, 10)
-
-
-def generated(model: LlamaForCausalLM, prompt: list[int], length: int) -> list[int]:
-    """Greedy, without a cache."""
-    text = list(prompt)
-    with torch.inference_mode():
-        for _ in range(length):
-            text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
-    return text[len(prompt) :]
 
 
 # By turns: of the eight ids these two may stand, then those two; no text ends.
