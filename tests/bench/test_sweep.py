@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from bench.sweep import (
     Crowd,
     Swept,
     bar,
-    earlier,
     experienced,
     main,
     report,
@@ -57,26 +54,10 @@ def test_sessions_learn_from_those_before_them() -> None:
     assert experienced([cell]) == again.tokens_per_second != first.tokens_per_second
 
 
-def test_a_setting_of_an_earlier_run_is_as_fast_as_it_was_there(tmp_path: Path) -> None:
-    crowd = Crowd(3.0, 0.6, 0.02, shared=True, sessions=2)
-    for cell in (NEAR_AND_FAR[0], crowd):
-        swept = sweep(cell, 1, 32)
-        path = tmp_path / f"{cell.name}.json"
-        path.write_text(json.dumps({"cells": [asdict(swept)]}))
-        assert earlier(path) == {cell.name: swept.setting}
-        assert sweep(cell, 1, 32, {cell.name: "off"}).setting == "off"
-        assert sweep(cell, 1, 32, earlier(path)) == swept
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"cells": [{"name": "a"}]}'])
-def test_the_command_refuses_what_is_no_record(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "before.json"
-    path.write_text(text)
-    assert main(["--best-from", str(path), "--out", str(tmp_path / "sweep.json")]) == 2
-    assert f"--best-from: {path}: not a record" in capsys.readouterr().err
+def test_the_command_refuses_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--rtts", "7", "--out", str(tmp_path / "sweep.json")]) == 2
     assert "no such cells" in capsys.readouterr().err
-    assert not (tmp_path / "sweep.json").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_bar_names_the_worst_cell() -> None:
