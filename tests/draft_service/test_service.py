@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draft_service.dialler import DiallingDrafter
+from draft_service.dialler import Dialler, DiallingDrafter
 from draft_service.server import load, start
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.text import hash_of
@@ -249,6 +249,23 @@ async def test_who_waits_for_one_that_dials_in_may_give_up(dead_address: str) ->
     async with asyncio.timeout(60.0):
         await running.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_one_that_dials_in_stops_though_grpc_keeps_the_cancellation_to_itself(
+    dead_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does where a call fails while it begins."""
+
+    async def talk_once(_: Dialler) -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return f"{dead_address} is not there"
+
+    monkeypatch.setattr(Dialler, "_talk_once", talk_once)
+    running = DiallingDrafter(await load(ModelServiceOptions(MODEL)), dead_address, None)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60.0):
+        await running.stop()
 
 
 # As a process
