@@ -14,6 +14,7 @@ from draft_service.service import DraftHandler, DraftServicer, LoadedDrafter
 from draft_service.sessions import Command, Replies, Sessions
 from specwire.core.invalid import InvalidParameter
 from specwire.options import add_options
+from specwire.registry.directory import Registrar
 from specwire.registry.entry import Role
 from specwire.registry.options import (
     NO_CLOUD,
@@ -30,7 +31,7 @@ from specwire.rpc.keys import Token, read_peer_token
 from specwire.rpc.model_info import model_info_to_wire
 from specwire.rpc.process import run_until_signalled, say, share_machine
 from specwire.rpc.renewal import Renewal
-from specwire.rpc.server import Service, check_free, serve
+from specwire.rpc.server import RunningServer, Service, check_free, serve
 from specwire.rpc.server_options import (
     ANY_PORT,
     ModelServiceOptions,
@@ -54,23 +55,46 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 
 class RunningDrafter:
-    """A drafter that answers at `address`. info: what describes its model. `started` ends all of it."""
+    """A drafter that answers at `address`."""
 
     def __init__(
-        self, drafter: LoadedDrafter, address: str, metrics: MetricsListener | None, started: AsyncExitStack
+        self,
+        drafter: LoadedDrafter,
+        servicer: DraftServicer,
+        server: RunningServer,
+        metrics: MetricsListener | None,
+        registrar: Registrar,
+        renewal: Renewal,
     ) -> None:
-        self.address = address
-        self.info = drafter.handler.info
         self.metrics = metrics
         self._drafter = drafter
-        self._started = started
+        self._servicer = servicer
+        self._server = server
+        self._registrar = registrar
+        self._renewal = renewal
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    @property
+    def info(self) -> common_pb2.GetModelInfoResponse:
+        """What describes the model."""
+        return self._drafter.handler.info
 
     async def failed(self) -> str:
         return await self._drafter.thread.failed()
 
     async def stop(self, grace: float = 0.0) -> None:
         """Idempotent. Links end at once, as their sessions only get slower; `grace` is of what serves texts."""
-        await self._started.aclose()
+        await self._renewal.stop()
+        await self._registrar.close()
+        await self._server.set_serving(False)
+        self._servicer.leave()
+        await self._server.stop(LAST_WORDS_S)
+        await self._drafter.stop()
+        if self.metrics is not None:
+            await self.metrics.stop()
 
 
 async def start(options: ModelServiceOptions, registration: RegistryOptions = NOWHERE) -> RunningDrafter:
@@ -92,15 +116,12 @@ async def start(options: ModelServiceOptions, registration: RegistryOptions = NO
             options.keys,
         )
         server = await serve([service], options.listen, tls=options.tls, allow_insecure=options.insecure)
-        started.push_async_callback(server.stop, LAST_WORDS_S)
-        started.callback(servicer.leave)
-        started.push_async_callback(server.set_serving, False)
         registrar = register_model(
             registration, Role.DRAFTER, lambda: drafter.handler.info, server.address, drafter.load
         )
-        started.push_async_callback(registrar.close)
-        started.push_async_callback(Renewal(options.origins, server.recheck).stop)
-        return RunningDrafter(drafter, server.address, metrics, started.pop_all())
+        started.pop_all()
+    renewal = Renewal(options.origins, server.recheck)
+    return RunningDrafter(drafter, servicer, server, metrics, registrar, renewal)
 
 
 async def dial_in(
