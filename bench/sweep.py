@@ -14,11 +14,10 @@ one ends the next begins, from what that one has learnt, and the first ones are 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -169,22 +168,13 @@ class Swept:
         return self.default / self.best
 
 
-def sweep(cell: WanCell | Crowd, traces: int, tokens: int, best: Mapping[str, str] | None = None) -> Swept:
-    """Simulate every setting of a cell, and the default. traces, tokens: of a cell of the grid.
-
-    best: setting by cell, where it is known from an earlier run; the others are then left out.
-    """
-    setting = best.get(cell.name) if best else None
+def sweep(cell: WanCell | Crowd, traces: int, tokens: int) -> Swept:
+    """Simulate every setting of a cell, and the default. traces, tokens: of a cell of the grid."""
     if isinstance(cell, Crowd):
-        found = best_fixed(cell) if setting is None else (setting, speed(cell, sim.fixed(setting)))
-        return Swept(cell.name, *found, speed(cell))
+        return Swept(cell.name, *best_fixed(cell), speed(cell))
     sessions = sessions_of(cell, traces, tokens)
-    if setting is None:
-        optimum = sim.optimum_over(sessions, branching=True)
-        return Swept(cell.name, optimum.policy.name, optimum.tokens_per_second, experienced(sessions))
-    policy = sim.fixed(setting)
-    again = over_all([sim.simulate(one, policy) for one in sessions])
-    return Swept(cell.name, setting, again, experienced(sessions))
+    optimum = sim.optimum_over(sessions, branching=True)
+    return Swept(cell.name, optimum.policy.name, optimum.tokens_per_second, experienced(sessions))
 
 
 def sessions_of(cell: WanCell, traces: int, tokens: int) -> list[sim.Cell]:
@@ -198,31 +188,18 @@ def experienced(sessions: Sequence[sim.Cell]) -> float:
     results = [sim.simulate(sessions[-1])]
     for cell in sessions:
         results.append(sim.simulate(cell, learnt=results[-1].learnt))
-    return over_all(results[1:])
+    _, *counted = results
+    return sum(one.tokens for one in counted) / sum(one.elapsed_us for one in counted) * 1e6
 
 
-def over_all(results: Sequence[sim.Result]) -> float:
-    """Tokens per second of sessions that follow each other."""
-    return sum(one.tokens for one in results) / sum(one.elapsed_us for one in results) * 1e6
-
-
-def sweep_all(cells: Sequence[WanCell | Crowd], traces: int, tokens: int, best: Mapping[str, str]) -> list[Swept]:
-    """best: see `sweep`."""
+def sweep_all(cells: Sequence[WanCell | Crowd], traces: int, tokens: int) -> list[Swept]:
     found = []
-    work = partial(sweep, traces=traces, tokens=tokens, best=best)
+    work = partial(sweep, traces=traces, tokens=tokens)
     for swept in tracked(in_processes(work, cells), len(cells), "cells"):
         found.append(swept)
         if len(found) % SAY_EVERY == 0:
             say(f"bench: {len(found)} of {len(cells)} cells")
     return found
-
-
-def earlier(path: Path) -> dict[str, str]:
-    """The best fixed setting of each cell of an earlier run. ValueError says what is wrong with `path`."""
-    try:
-        return {str(cell["name"]): str(cell["setting"]) for cell in json.loads(path.read_text())["cells"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a record of this measurement: {error!r}") from error
 
 
 def bar(found: Sequence[Swept]) -> Bar:
@@ -250,9 +227,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     line.add_argument("--rtts", nargs="+", type=float, metavar="MS", help="of the grid, cells of these round trips")
     line.add_argument("--sessions", nargs="+", type=int, metavar="N", help="of the crowds, those of so many sessions")
     line.add_argument("--traces", type=int, default=TRACES, metavar="N", help=f"sessions a setting (default: {TRACES})")
-    line.add_argument(
-        "--best-from", type=Path, metavar="FILE", help="simulate the best settings of an earlier run only"
-    )
     line.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="JSON")
     args = line.parse_args(argv)
     cells: list[WanCell | Crowd] = []
@@ -263,17 +237,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cells or not 1 <= args.traces <= len(recorded()):
         say(f"bench: error: there are no such cells, or not 1 to {len(recorded())} traces")
         return 2
-    try:
-        best = {} if args.best_from is None else earlier(args.best_from)
-    except ValueError as error:
-        say(f"bench: error: --best-from: {error}")
-        return 2
     began = time.monotonic()
-    found = sweep_all(cells, args.traces, TOKENS, best)
+    found = sweep_all(cells, args.traces, TOKENS)
     told = {
         "bars": [asdict(bar(found))],
         "cells": [{**asdict(one), "share": one.share} for one in found],
-        "best_from_earlier": sum(cell.name in best for cell in cells),
         "seconds": round(time.monotonic() - began),
     }
     save(args.out, told, {"traces": args.traces, "tokens": TOKENS})

@@ -76,11 +76,13 @@ class Dialler:
         Raises:
             JoinRefused: trying again cannot help.
         """
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         while True:
             began = loop.time()
             self._wait = 0.0
             reason = await self._talk_once()
+            if task is not None and task.cancelling():  # gRPC keeps one that comes while a call begins to itself
+                raise asyncio.CancelledError
             if reason != self._said:
                 say(f"specwire draft: {reason}; dialling again")
             self._said = reason
@@ -115,10 +117,7 @@ class Dialler:
         try:
             await self._listen(call, link)
             return f"{self.address} closed the stream"
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
+        except asyncio.CancelledError:  # of the call, or of this task: see `run`
             return f"the link to {self.address} broke: {broken[0] if broken else 'the stream was cancelled'}"
         finally:
             self.up = False

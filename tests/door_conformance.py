@@ -47,10 +47,15 @@ def one_of(*values: str) -> Json:
     return {"enum": list(values)}
 
 
-def known(properties: Json, *required: str) -> Json:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+def known(properties: Json) -> Json:
+    """An object; what it must have ends in an exclamation mark."""
+    required = [name.removesuffix("!") for name in properties if name.endswith("!")]
+    own = {name.removesuffix("!"): value for name, value in properties.items()}
+    return {"type": "object", "properties": own, "required": required, "additionalProperties": False}
 
 
+SCHEMA = known({"name!": STRING, "strict": FLAG, "schema!": ANY_OBJECT})
+TOOL: Json = {"name!": STRING, "parameters": ANY_OBJECT, "strict": FLAG}
 TOKENS = listed(whole(0, 4095), maxItems=64)
 SAMPLING: Json = {
     "temperature": number(0, 2),
@@ -88,18 +93,11 @@ SHARED: Json = SAMPLING | {
         "additionalProperties": False,
     },
     "stream_options": known({"include_usage": FLAG, "include_obfuscation": FLAG, "continuous_usage_stats": FLAG}),
-    "prediction": known({"type": one_of("content"), "content": STRING}, "type", "content"),
+    "prediction": known({"type!": one_of("content"), "content!": STRING}),
     "response_format": {
         "anyOf": [
-            known({"type": one_of("text", "json_object")}, "type"),
-            known(
-                {
-                    "type": one_of("json_schema"),
-                    "json_schema": known({"name": STRING, "strict": FLAG, "schema": ANY_OBJECT}, "name", "schema"),
-                },
-                "type",
-                "json_schema",
-            ),
+            known({"type!": one_of("text", "json_object")}),
+            known({"type!": one_of("json_schema"), "json_schema!": SCHEMA}),
         ]
     },
     "structured_outputs": known(
@@ -115,73 +113,50 @@ SHARED: Json = SAMPLING | {
     "logprobs_of": one_of("model", "processed"),
     "prompt_logprobs": whole(0, 20),
 }
-CALL = known(
-    {
-        "id": STRING,
-        "type": one_of("function"),
-        "function": known({"name": STRING, "arguments": STRING}, "name", "arguments"),
-    },
-    "id",
-    "type",
-    "function",
-)
+CALL = known({"id!": STRING, "type!": one_of("function"), "function!": known({"name!": STRING, "arguments!": STRING})})
+PART = known({"type!": one_of("text"), "text!": STRING})
 MESSAGE = known(
     {
-        "role": one_of("system", "developer", "user", "assistant", "tool"),
-        "content": {
-            "anyOf": [STRING, {"type": "null"}, listed(known({"type": one_of("text"), "text": STRING}, "type", "text"))]
-        },
+        "role!": one_of("system", "developer", "user", "assistant", "tool"),
+        "content": {"anyOf": [STRING, {"type": "null"}, listed(PART)]},
         "name": STRING,
         "tool_calls": listed(CALL, maxItems=3),
         "tool_call_id": STRING,
         "reasoning_content": STRING,
-    },
-    "role",
+    }
 )
-FUNCTION = known({"name": STRING, "description": STRING, "parameters": ANY_OBJECT, "strict": FLAG}, "name")
+FUNCTION = known({"name!": STRING, "description": STRING, "parameters": ANY_OBJECT, "strict": FLAG})
 CHOICE = {
     "anyOf": [
         one_of("auto", "none", "required"),
-        known({"type": one_of("function"), "function": known({"name": STRING}, "name")}, "type", "function"),
+        known({"type!": one_of("function"), "function!": known({"name!": STRING})}),
     ]
 }
+ROLE = one_of("system", "developer", "user", "assistant")
 ITEM = {
     "anyOf": [
-        known(
-            {"type": one_of("message"), "role": one_of("system", "developer", "user", "assistant"), "content": STRING},
-            "role",
-            "content",
-        ),
-        known(
-            {"type": one_of("function_call"), "call_id": STRING, "name": STRING, "arguments": STRING},
-            "type",
-            "call_id",
-            "name",
-            "arguments",
-        ),
-        known(
-            {"type": one_of("function_call_output"), "call_id": STRING, "output": STRING}, "type", "call_id", "output"
-        ),
+        known({"type": one_of("message"), "role!": ROLE, "content!": STRING}),
+        known({"type!": one_of("function_call"), "call_id!": STRING, "name!": STRING, "arguments!": STRING}),
+        known({"type!": one_of("function_call_output"), "call_id!": STRING, "output!": STRING}),
     ]
 }
 BODIES: dict[str, Json] = {
     "/v1/completions": known(
         SHARED
         | {
-            "prompt": {"anyOf": [STRING, TOKENS, listed(STRING, maxItems=3), listed(TOKENS, maxItems=3)]},
+            "prompt!": {"anyOf": [STRING, TOKENS, listed(STRING, maxItems=3), listed(TOKENS, maxItems=3)]},
             "logprobs": whole(0, 20),
             "echo": FLAG,
-        },
-        "prompt",
+        }
     ),
     "/v1/chat/completions": known(
         SHARED
         | {
-            "messages": listed(MESSAGE, maxItems=6),
+            "messages!": listed(MESSAGE, maxItems=6),
             "max_completion_tokens": whole(-1, MOST_TOKENS),
             "logprobs": FLAG,
             "top_logprobs": whole(0, 20),
-            "tools": listed(known({"type": one_of("function"), "function": FUNCTION}, "type", "function"), maxItems=4),
+            "tools": listed(known({"type!": one_of("function"), "function!": FUNCTION}), maxItems=4),
             "tool_choice": CHOICE,
             "parallel_tool_calls": FLAG,
             "add_generation_prompt": FLAG,
@@ -190,28 +165,20 @@ BODIES: dict[str, Json] = {
             "reasoning_effort": STRING,
             "verbosity": STRING,
             "modalities": {"const": ["text"]},
-        },
-        "messages",
+        }
     ),
     "/v1/responses": known(
         SAMPLING
         | {
             "model": one_of("target"),
-            "input": {"anyOf": [STRING, listed(ITEM, maxItems=5)]},
+            "input!": {"anyOf": [STRING, listed(ITEM, maxItems=5)]},
             "instructions": STRING,
             "previous_response_id": STRING,
             "max_output_tokens": whole(-1, MOST_TOKENS),
             "store": FLAG,
-            "tools": listed(
-                known(
-                    {"type": one_of("function"), "name": STRING, "parameters": ANY_OBJECT, "strict": FLAG},
-                    "type",
-                    "name",
-                ),
-                maxItems=4,
-            ),
+            "tools": listed(known({"type!": one_of("function"), **TOOL}), maxItems=4),
             "tool_choice": one_of("auto", "none", "required"),
-            "text": known({"format": known({"type": one_of("text", "json_object")}, "type"), "verbosity": STRING}),
+            "text": known({"format": known({"type!": one_of("text", "json_object")}), "verbosity": STRING}),
             "reasoning": known({"effort": STRING, "summary": one_of("auto", "concise", "detailed")}),
             "truncation": one_of("auto", "disabled"),
             "include": listed(STRING, maxItems=2),
@@ -219,8 +186,7 @@ BODIES: dict[str, Json] = {
             "client_metadata": ANY_OBJECT,
             "max_tool_calls": whole(1),
             "top_logprobs": whole(0, 20),
-        },
-        "input",
+        }
     ),
     "/tokenize": known(
         {
@@ -231,7 +197,7 @@ BODIES: dict[str, Json] = {
             "add_special_tokens": FLAG,
         }
     ),
-    "/detokenize": known({"model": one_of("target"), "tokens": TOKENS}, "tokens"),
+    "/detokenize": known({"model": one_of("target"), "tokens!": TOKENS}),
 }
 # Methods of paths without a body; what stands in braces is a text.
 OTHERS = {

@@ -30,20 +30,14 @@ def test_texts_come_from_files_lines_and_folders(tmp_path: Path) -> None:
         list(texts_of([tmp_path]))
 
 
-@pytest.mark.parametrize("name", READ.split())
-def test_what_people_write_in_a_repository_is_read(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text("text")
-    assert files_of(tmp_path) == [tmp_path / name]
-    assert list(texts_of([tmp_path])) == ["text"]
-
-
-@pytest.mark.parametrize("name", LEFT_OUT.split())
-def test_what_programs_write_there_is_left_out_unless_it_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text("text")
-    assert files_of(tmp_path) == []
-    assert list(texts_of([tmp_path / name])) == ["text"]
+def test_what_people_write_in_a_repository_is_read_and_what_programs_write_there_is_not(tmp_path: Path) -> None:
+    """Unless it is named."""
+    for number, name in enumerate([*READ.split(), *LEFT_OUT.split()]):
+        folder = tmp_path / str(number)
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("text")
+        assert files_of(folder) == ([folder / name] if name in READ.split() else []), name
+        assert list(texts_of([folder / name])) == ["text"], name
 
 
 def test_a_folder_may_be_named_like_a_file_or_lie_in_a_hidden_one(tmp_path: Path) -> None:

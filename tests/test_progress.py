@@ -29,23 +29,16 @@ def a_real_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def test_nothing_is_drawn_in_a_pipe() -> None:
-    pipe = io.StringIO()
-    with ProgressBar("loading", 3, line=LastLine(lambda: pipe)) as bar:
-        bar.update()
-    assert pipe.getvalue() == ""
-
-
-@pytest.mark.parametrize("how", ["dumb", "quiet"])
+@pytest.mark.parametrize("how", ["pipe", "dumb", "quiet"])
 def test_nothing_is_drawn_where_nobody_wants_it(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    line = LastLine(lambda: terminal)
+    stream = io.StringIO() if how == "pipe" else Terminal()
+    line = LastLine(lambda: stream)
     if how == "dumb":
         monkeypatch.setenv("TERM", "dumb")
     line.quiet = how == "quiet"
     with ProgressBar("loading", 3, line=line) as bar:
         bar.update()
-    assert terminal.getvalue() == ""
+    assert stream.getvalue() == ""
 
 
 def test_a_bar_is_redrawn_seldom_and_leaves_nothing() -> None:

@@ -2,5 +2,5 @@
 
 relay  the process, and one direction of a connection
 frames what HTTP/2 carries in it, counted
-link   the process as its owner sees it, and what it costs itself
+link   the process as its owner sees it
 """

@@ -34,8 +34,7 @@ from bench.harness.services import ANY_PORT, RedisLog, ServiceProcess, free_port
 from bench.soak import weighing
 from bench.soak.checks import mismatches
 from bench.soak.jobs import Job, Manner, SoakPair, scripted
-from bench.soak.load_report import LoadReport
-from bench.soak.memory import Memory
+from bench.soak.load_report import LoadReport, Memory
 from deploy.stack.processes import environment
 from specwire.client import AsyncClient, Chunk, Event, SpecwireError, Started
 from specwire.core.invalid import InvalidParameter

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.harness.interval import Estimate
 from bench.harness.record import save
-from bench.harness.report import Bar, at_least, exactly, none_of, table
+from bench.harness.report import Bar, at_least, bar_lines, exactly, none_of
 from bench.soak.checks import CheckKind, SoakFinding
 from bench.soak.neighbour import KINDS
 from bench.soak.reader import Told
@@ -63,7 +63,7 @@ class SoakReport:
         asked_minutes: how long it was to go on. lasted_s: how long sessions were begun, and faults.
         kinds: how many kinds of faults the monkey has; in a run of WHOLE_MINUTES each comes.
         neighbour: answers to requests that must hurt nobody. asked_kinds: how many kinds of those were answered.
-        filed: answers at the orchestrator with its log in a file, and how often that was cut (`bench.soak.filed`).
+        filed: answers at the orchestrator with its log in a file, and how often that was cut (`FiledService`).
         wrong: what processes did that they should not have.
         unended: sessions that the log does not see ended; not looked for where the run was interrupted.
     """
@@ -156,12 +156,8 @@ class SoakReport:
 
     def shown(self) -> str:
         rows = [f"{name.replace('_', ' ')}: {_shown(value)}" for name, value in self.figures.items()]
-        bars = [
-            (bar.name, f"{bar.value:g}", f"{bar.sense} {bar.needed:g}", "holds" if bar.holds else "MISSED")
-            for bar in self.bars
-        ]
         said = [f"session {one.session}: {one.kind}: {one.detail}" for one in self.tally.findings[:MOST_SHOWN]]
-        parts = (rows, table(("bar", "value", "needed", ""), bars), said, list(self.wrong))
+        parts = (rows, bar_lines(self.bars), said, list(self.wrong))
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 

@@ -23,10 +23,9 @@ from bench.harness.entry import first_failure, terminable
 from bench.harness.runs import BenchError
 from bench.harness.services import ServiceProcess
 from bench.soak.checks import SoakFinding, check
-from bench.soak.filed import FiledService
 from bench.soak.jobs import DEMO, ON_VLLM, PAIRS, SCRIPTED, SoakPair, draw
 from bench.soak.monkey import EVERY_S, Monkey, within
-from bench.soak.neighbour import Neighbour
+from bench.soak.neighbour import FiledService, Neighbour
 from bench.soak.reader import LEAVE_LIMIT_S, PATIENCE_S, SoakReader, Told
 from bench.soak.report import SoakReport, Tally
 from bench.soak.rig import Rig, rig

@@ -1,6 +1,6 @@
 """Speculation over a long line: drafter and orchestrator here, the verifier behind `bench.relay`.
 
-rig                  namespaces for edge and cloud; the processes of a cell
+rig                  the processes of a cell, relays between edge and cloud
 cells, traces        the grid, the sixteen cells measured, and where their drafter is right
 virtual              what the simulator expects of a cell
 disciplines          plain, textbook, streaming with a waiting verifier, the default; their ratios

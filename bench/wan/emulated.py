@@ -1,6 +1,6 @@
 """Cells over real sockets with emulated devices: forwards are sleeps of stated length, guesses follow a recorded trace.
 
-What is real: processes, namespaces, gRPC, the scheduler, the planner, the log, the relay's delay. What is not: the
+What is real: processes, gRPC, the scheduler, the planner, the log, the relay's delay. What is not: the
 models, and contention for cores, which sleeping has none of; therefore two cells may run at a time. Those whose round
 trip is shorter than a forward run alone: there it counts what software adds to a hop, and what others add to that.
 """
@@ -33,7 +33,7 @@ from bench.wan.disciplines import (
     repeats_of,
     take_turns,
 )
-from bench.wan.rig import Orchestration, WanPair, WanRig, places, rig
+from bench.wan.rig import Orchestration, WanPair, WanRig, rig
 from bench.wan.virtual import ExpectedCell, Software
 from specwire.client import Client, Timings
 
@@ -60,7 +60,6 @@ class EmulatedTimes:
     expected: ExpectedCell
     samples: Sequence[Sample]
     late_ms: dict[str, float]
-    isolated: bool
 
     @property
     def cell(self) -> WanCell:
@@ -113,15 +112,14 @@ def measure_cell(expected: ExpectedCell, repeats: int, tokens: int, given_up: th
     policies = {name: expected.settings.get(name, AUTOMATIC.get(name, PLAIN)) for name in measured_in(expected.cell)}
     plans = {name: orchestration(policy) for name, policy in policies.items()}
     with ExitStack() as owned:
-        where = owned.enter_context(places())
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
-        started = owned.enter_context(rig(where, emulated(expected.cell, folder), list(dict.fromkeys(plans.values()))))
+        started = owned.enter_context(rig(emulated(expected.cell, folder), list(dict.fromkeys(plans.values()))))
         started.shape(expected.cell.rtt_ms)
         rows = _rows(owned, started, plans)
         for row in rows:
             row.run(PROMPT, min(tokens, WARM_UP.get(row.key, LEAST_WARM_UP)))
         samples = take_turns(rows, [PROMPT], tokens, repeats_by_discipline(expected, repeats, tokens), ran)
-        return EmulatedTimes(expected, samples, started.links[0].late_ms(), where.isolated)
+        return EmulatedTimes(expected, samples, started.links[0].late_ms())
 
 
 def emulated(cell: WanCell, folder: Path) -> WanPair:
@@ -148,9 +146,8 @@ def measure_software() -> Software:
     cell = WanCell(0.0, 8.0, 1.0, 0.0, row_cost=0.0)
     plans = {PLAIN: Orchestration(), **{f"k = {k}": orchestration(f"textbook:{k}") for k in GAUGED_CHUNKS}}
     with ExitStack() as owned:
-        where = owned.enter_context(places())
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
-        started = owned.enter_context(rig(where, emulated(cell, folder), list(plans.values())))
+        started = owned.enter_context(rig(emulated(cell, folder), list(plans.values())))
         plain, *lockstep = _rows(owned, started, plans)
         step_us = _step_us(_told(plain, GAUGED_STEPS)) - 1000 * cell.V_ms
         rounds = {

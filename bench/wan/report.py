@@ -11,7 +11,6 @@ from bench.harness.interval import Estimate, estimate
 from bench.harness.record import save
 from bench.harness.report import Bar, at_least, at_most, exactly
 from bench.harness.runs import Sample, of_row
-from bench.relay.link import Gauge
 from bench.wan.cells import AT_HOME, AWAY, FAR_AND_FAST, SHOWN, WanCell
 from bench.wan.disciplines import (
     CHAIN,
@@ -52,7 +51,6 @@ class WanResults:
     """What was not asked for is empty. notes: for people."""
 
     arguments: Mapping[str, object]
-    gauge: Gauge
     software: Software
     grid: Sequence[ExpectedCell]
     cells: Sequence[EmulatedTimes]
@@ -161,7 +159,6 @@ def write(results: WanResults, path: Path) -> dict[str, Any]:
             {"rule": one.rule, "trees": one.trees, "decided": one.decided, "hops": [_hop(hop, one) for hop in one.hops]}
             for one in results.wire
         ],
-        "relay": asdict(results.gauge),
         "software": asdict(results.software),
         "notes": list(results.notes),
     }
@@ -173,7 +170,6 @@ def _measured_cell(one: EmulatedTimes) -> dict[str, object]:
     return {
         "name": one.cell.name,
         "cell": asdict(one.cell),
-        "namespaces": one.isolated,
         "settings": one.expected.settings,
         "simulated": _rounded(one.expected.speeds),
         "optimum": round(one.expected.optimum, 3),

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from bench.harness import RESULTS
 from bench.harness.entry import run
-from bench.relay.link import PINGS, gauge
 from bench.wan.cells import NAMED, SHOWN, TOKENS, WanCell, chosen, grid
 from bench.wan.disciplines import DEFAULT, PLAIN, tokens_per_second
 from bench.wan.emulated import LANES, EmulatedTimes, expected_seconds, measure_cells, measure_software, parted
@@ -26,7 +25,6 @@ from specwire.rpc.process import say
 
 OUT = RESULTS / "wan.json"
 QUICK_TOKENS, QUICK_REPEATS = 32, 1
-QUICK_PINGS = 10
 # One that also has trees, and one that weighs draft tokens.
 QUICK_RULES = ("greedy", "rejection")
 T = TypeVar("T")
@@ -44,7 +42,6 @@ class WanSettings:
     repeats: int = 7
     wire: tuple[str, ...] = tuple(RULES)
     whole_grid: bool = True
-    pings: int = PINGS
 
     def __post_init__(self) -> None:
         for name, value, most in (("tokens", self.tokens, 1024), ("repeats", self.repeats, 64)):
@@ -79,13 +76,11 @@ def settings_of(args: argparse.Namespace) -> WanSettings:
         repeats=args.repeats if args.repeats is not None else QUICK_REPEATS if args.quick else 7,
         wire=QUICK_RULES if args.quick else tuple(RULES),
         whole_grid=not (args.quick or args.no_grid),
-        pings=QUICK_PINGS if args.quick else PINGS,
     )
 
 
 def measure(settings: WanSettings) -> WanResults:
     """All parts in turn, so that none disturbs another."""
-    relay = _part("the relay itself", lambda: gauge(pings=settings.pings))
     software = _part("what software adds", measure_software)
     expected = _part("the cells in virtual time", lambda: expect_all(settings.cells, software, settings.tokens))
     seconds = sum(
@@ -99,23 +94,15 @@ def measure(settings: WanSettings) -> WanResults:
     everything = list(grid()) if settings.whole_grid else list(settings.cells)
     return WanResults(
         arguments=settings.shown(),
-        gauge=relay,
         software=software,
         grid=_part(f"{len(everything)} cells in virtual time", lambda: expect_all(everything, tokens=settings.tokens)),
         cells=cells,
         wire=wire,
-        notes=notes(cells),
+        notes=[
+            f"emulated: forwards are sleeps, which need no cores, so {LANES} far cells ran at a time, near ones alone; "
+            "a trace says nothing of n-grams, so nothing proposed any. A session's first forward is V(1)."
+        ],
     )
-
-
-def notes(cells: Sequence[EmulatedTimes]) -> list[str]:
-    said = [
-        f"emulated: forwards are sleeps, which need no cores, so {LANES} far cells ran at a time, near ones alone; "
-        "a trace says nothing of n-grams, so nothing proposed any. A session's first forward is V(1)."
-    ]
-    if not all(one.isolated for one in cells):
-        said.append("edge and cloud shared one network namespace: this system allowed no others")
-    return said
 
 
 def _part(name: str, run: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ frame's header. Framing is shared out: a message's falls on the kinds that it ca
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from bench.harness.runs import BenchError
 from bench.relay.frames import HEADER, Count
 from bench.relay.link import RelayLink, Traffic
 from bench.wan.cells import TOKENS, typical_trace
-from bench.wan.rig import Orchestration, WanPair, places, rig
+from bench.wan.rig import Orchestration, WanPair, rig
 from bench.wan.traces import from_position
 from specwire.client import Client
 from specwire.core.law.sampling import GUESSING_RULES
@@ -32,6 +33,7 @@ CHUNK = 4
 # A chain, and a tree of which a forward extends up to 8 nodes; a rule that weighs draft tokens has chains only.
 PLAN, TREES = Orchestration(f"stream:{CHUNK},32"), Orchestration(f"stream:{CHUNK},128,0,8")
 GRPC_PREFIX = 5
+QUIET_S = 0.25
 # Every rule, and its temperature. Under rejection and block a proposal also says what its tokens were drawn from.
 RULES = {
     "greedy": 0.0,
@@ -88,12 +90,11 @@ class _Kind(Protocol):
 def measure_wire(tokens: int = TOKENS, rules: Sequence[str] = tuple(RULES)) -> list[Wire]:
     """One session under each of these rules, in chunks of CHUNK; where trees are allowed, a second one with trees."""
     with ExitStack() as owned:
-        where = owned.enter_context(places())
         folder = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="specwire-wan-")))
         (folder / "trace").write_text(from_position(typical_trace().bits, len(PROMPT)))
         target = f"scripted:7:vocab={VOCABULARY}:delay_ms=40:device=cloud"
         draft = f"scripted:7:vocab={VOCABULARY}:delay_ms=8:trace={folder / 'trace'}:device=edge"
-        started = owned.enter_context(rig(where, WanPair(target, draft), [PLAN, TREES], watch_drafter=True))
+        started = owned.enter_context(rig(WanPair(target, draft), [PLAN, TREES], watch_drafter=True))
         clients = {plan: owned.enter_context(Client(started.addresses[plan])) for plan in (PLAN, TREES)}
         if started.draft_link is None:
             raise BenchError("wire: the drafter is not watched")
@@ -112,7 +113,7 @@ def measure_wire(tokens: int = TOKENS, rules: Sequence[str] = tuple(RULES)) -> l
 
 def _watch(client: Client, rule: str, tokens: int, links: Sequence[RelayLink]) -> Wire:
     """links: to the verifier, to the drafter."""
-    before = [link.traffic() for link in links]
+    before = _at_rest(links)
     for link in links:
         link.capture()
     completion = client.complete(
@@ -132,6 +133,16 @@ def _watch(client: Client, rule: str, tokens: int, links: Sequence[RelayLink]) -
         hop_of(name, payload, kind, count) for (name, kind), payload, count in zip(kinds, payloads, counts, strict=True)
     ]
     return Wire(rule, tuple(hops), len(completion.tokens))
+
+
+def _at_rest(links: Sequence[RelayLink]) -> list[Traffic]:
+    """Their traffic once nothing passes: a proposal under way when its session ended is not the next one's."""
+    now = [link.traffic() for link in links]
+    while True:
+        time.sleep(QUIET_S)
+        before, now = now, [link.traffic() for link in links]
+        if now == before:
+            return now
 
 
 def _difference(before: Traffic, after: Traffic) -> Iterator[Count]:

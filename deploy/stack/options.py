@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import demo_pair
 from orchestrator.options import (
@@ -33,26 +33,6 @@ from specwire.rpc.server_options import (
     text_memory_of,
 )
 from specwire.rpc.tls import ServerTls
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The hosts of verifier and drafter, and their contract.
-
-
-class ServiceHost(Protocol):
-    """Starts services, keeps them on the addresses they were first given, restarts those that die."""
-
-    async def start(self) -> dict[str, str]:
-        """Return each role's address once its service is healthy; StackError with one sentence if one cannot be."""
-        ...
-
-    async def failed(self) -> str:
-        """Return the reason once the services cannot be kept up; otherwise never."""
-        ...
-
-    async def stop(self) -> None:
-        """End every process. Idempotent, and right at any time, also while start() runs or after it failed."""
-        ...
-
 
 DRAIN_GRACE = 1.0
 VERIFIER, DRAFTER = "verifier", "drafter"

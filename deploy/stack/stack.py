@@ -14,9 +14,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import orchestrator.server
-from deploy.stack.local_host import LocalHost, first_failure
-from deploy.stack.options import DRAFTER, VERIFIER, ServiceHost, StackError, StackOptions, kind_of
-from deploy.stack.plain_host import PlainHost
+from deploy.stack.hosts import LocalHost, PlainHost, ServiceHost, first_failure
+from deploy.stack.options import DRAFTER, VERIFIER, StackError, StackOptions, kind_of
 from deploy.stack.redis_server import RedisServer, check_redis
 from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.models import Info, vocabulary_mismatch

@@ -14,10 +14,8 @@ LIGHT, HEAVY = "-b0.02", "-b0.1"
 def wan_table(results: dict[str, Any]) -> str:
     """Render the measured cells of `make bench-wan`, and the bars that it misses."""
     names = list(results["emulated"][0]["disciplines"])
-    # Earlier records have no other optimum than that of chains.
-    both = "optimum_of_chains" in results["emulated"][0]
-    optimum = "default / optimum" if both else "default / optimum of chains"
-    rows = [["tokens/s", *names, *(f"default / {other}" for other in COMPARED), optimum, "simulator off by"]]
+    ratios = [f"default / {other}" for other in (*COMPARED, "optimum")]
+    rows = [["tokens/s", *names, *ratios, "simulator off by"]]
     for cell in results["emulated"]:
         error = max(one["value"] for one in cell["simulator_error"].values())
         rows.append([cell["name"], *_wan_row(cell, names), interval(cell["default_to_optimum"]), f"{error:.0%}"])
@@ -47,7 +45,7 @@ def _bytes(results: dict[str, Any]) -> str:
         for hop in one["hops"]:
             proposed = hop["bytes_per_proposed_token"]
             cells.append(f"{f'{proposed:.1f} / ' if proposed else ''}{hop['bytes_per_decided_token']:.1f}")
-        rows.append([f"`{one['rule']}`{', trees' if one.get('trees') else ''}", *cells])
+        rows.append([f"`{one['rule']}`{', trees' if one['trees'] else ''}", *cells])
     return grid(rows)
 
 

@@ -88,7 +88,7 @@ def test_the_simulator_is_told_which_guesses_are_right() -> None:
     assert trace(DRAFTED, 3)[0] == (target == drafter)
 
 
-def test_kinds_of_processes() -> None:
+def test_kinds_of_processes_and_who_listens_where() -> None:
     lines = {
         "python3 -m deploy orchestrate --insecure --listen=127.0.0.1:0": ORCHESTRATORS,
         "python3 -m deploy verify scripted:4 --slots=24": VERIFIERS,
@@ -97,6 +97,10 @@ def test_kinds_of_processes() -> None:
         "python3 -m deploy status --json": REST,
     }
     assert {line: kind_of(line) for line in lines} == lines
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[1] in ports_of(os.getpid())
+    with pytest.raises(BenchError, match="no process of ours listens"):
+        Clocks(["127.0.0.1:1"])
 
 
 def test_texts_may_end_early_but_not_part() -> None:
@@ -156,13 +160,6 @@ def test_what_is_missed() -> None:
 def test_repeats_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["--repeats", "0"]) == 2
     assert "--repeats: must be at least 1, not 0" in capsys.readouterr().err
-
-
-def test_who_listens_where() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert server.getsockname()[1] in ports_of(os.getpid())
-    with pytest.raises(BenchError, match="no process of ours listens"):
-        Clocks(["127.0.0.1:1"])
 
 
 def test_tokens_are_counted_while_all_run() -> None:

@@ -137,19 +137,14 @@ def test_a_quick_measurement_ends_with_tables_and_a_file(tmp_path: Path, capsys:
     assert "cpu, not compiled: tiny" in gpu_table(written)
 
 
-def test_steps_are_measured_in_the_shapes_that_a_service_compiles() -> None:
-    whole = run.settings_of(run.parser().parse_args([]))
-    usual = Buckets.usual(whole.slots, whole.context)
-    assert run.buckets_of(whole, 8) == usual._replace(columns=(1, 4, 8))
-    assert run.buckets_of(whole, 2).columns == (1, 4)
-    assert {*whole.rows} <= {*usual.rows}
-    assert {*whole.windows} <= {*usual.columns}
-
-
 def test_a_compiled_measurement_runs_in_those_shapes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through PyTorch's capture alone; its code generator takes minutes."""
+    """Those that a service compiles. Through PyTorch's capture alone; its code generator takes minutes."""
+    whole = run.settings_of(run.parser().parse_args([]))
+    usual = Buckets.usual(whole.slots, whole.context)
+    assert run.buckets_of(whole, 8) == usual._replace(columns=(1, 4, 8))
+    assert ({*whole.rows} <= {*usual.rows}, {*whole.windows} <= {*usual.columns}) == (True, True)
     monkeypatch.setattr(compiled, "BACKEND", "eager")
     words = ["--quick", "--compile", "--out", str(tmp_path / "gpu.json"), "--tokens", "8", "--sessions", "1"]
     assert run.main([*words, "--rows", "1", "--windows", "1,4"]) == 0

@@ -61,7 +61,7 @@ def test_no_other_number_has_one_of_their_names() -> None:
 def test_each_has_a_reason_and_is_used() -> None:
     services = TABLE.parents[3]
     others = (
-        "deploy/stack/local_host.py",
+        "deploy/stack/hosts.py",
         "verify_service/engine/engine.py",
         "verify_service/server.py",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import pty
@@ -10,13 +9,12 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from deploy.cli import main as cli
 from specwire.core.messages import FinishReason
-from specwire.options import STACK, add_options, words_of
 from tests.orchestrator.http.front import TEMPLATE
 from tests.orchestrator.stack import DRAFT, TARGET, stack
 
@@ -77,11 +75,8 @@ class Terminal:
 
 def talk(address: str) -> tuple[str, int]:
     """A conversation in which Ctrl-C ends an answer, then drops a line; what was shown, and the exit code."""
-    terminal = Terminal("--address", address, "--max-tokens", "4000", "--ignore-eos")
-    try:
+    with closing(Terminal("--address", address, "--max-tokens", "4000", "--ignore-eos")) as terminal:
         return converse(terminal)
-    finally:
-        terminal.close()
 
 
 def converse(terminal: Terminal) -> tuple[str, int]:
@@ -166,41 +161,3 @@ async def test_a_model_without_a_template_is_refused(running: bool, instead: str
     assert (done.returncode, done.stdout) == (1, "")
     told = "scripted:7 has no chat template, so it cannot chat; complete a text instead (specwire generate), "
     assert done.stderr.splitlines()[-1].startswith(f"specwire chat: error: {told}{instead}")
-
-
-def test_nobody_there() -> None:
-    done = subprocess.run(
-        command("--address", "127.0.0.1:1"),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "specwire chat: error: cannot connect to 127.0.0.1:1\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--timeout", "0"], "timeout: must be a positive number of seconds, not 0.0"),
-        (["--temperature", "-1"], "temperature: must be a finite number from 0 to 100, not -1.0"),
-        (
-            ["--chat-template", "file", "--address", "h:1"],
-            "--chat-template: is of a stack that is started, not of h:1",
-        ),
-        (["--target", "m", "--address", "h:1"], "address: names a running stack, --target and --draft one to start"),
-    ],
-)
-def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["chat", *words]) == 2
-    assert capsys.readouterr().err == f"specwire chat: error: {message}\n"
-
-
-def test_the_flags_of_a_stack_are_handed_on() -> None:
-    words = ["--target=m", "--draft=a", "--draft=b", "--slots=3", "--no-ngram"]
-    parser = argparse.ArgumentParser()
-    add_options(parser, STACK)
-    assert sorted(words_of(STACK, vars(parser.parse_args(words)))) == sorted(words)
-    assert words_of(STACK, vars(parser.parse_args([]))) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,14 +27,27 @@ from specwire.v1 import common_pb2, generation_pb2
 TARGET = "scripted:7"
 
 
-class Exact:
-    """A client of a target whose texts drafting may not change."""
+class Served:
+    """A client of a target whose texts drafting may not change, unless `served` says so. answer: of a request."""
 
-    def __init__(self, **served: Any) -> None:
+    def __init__(self, answer: Callable[..., Completion], **served: Any) -> None:
+        self._answer = answer
         self._served = common_pb2.GetModelInfoResponse(**{"dtype": "bfloat16", "deterministic": True, **served})
 
     async def server_info(self) -> generation_pb2.GetServerInfoResponse:
         return generation_pb2.GetServerInfoResponse(target=self._served)
+
+    async def complete(self, text: str, **asked: Any) -> Completion:
+        return self._answer(text, **asked)
+
+
+def demo(served: Any, as_json: bool = False) -> Demo:
+    return Demo(served, StackOptions(TARGET, None, heads="head"), 4, as_json)
+
+
+@pytest.fixture(autouse=True)
+def _none_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
 
 
 def completion(tokens: tuple[int, ...], stats: Stats) -> Completion:
@@ -69,9 +83,6 @@ def test_report_adds_up() -> None:
     assert lines[3].split() == ["0.8", "1.0", "2.0", "2.00", "2.00", "0%", "25%", "25%"]
     assert lines[-1] == "texts identical, token for token: 3 of 3"
     assert max(map(len, lines)) <= 80
-
-
-def test_report_says_nothing_of_heads_where_there_is_none() -> None:
     told = report([Comparison(0.0, [pair((1, 2, 3, 4))])], headed=False)
     assert "head" not in told
     assert told.splitlines()[2].split() == ["0", "1.0", "2.0", "2.00", "2.00", "0%", "25%"]
@@ -90,21 +101,15 @@ def test_the_same_for_scripts() -> None:
     assert told["all"]["guessed"] == {"text": 0.0, "head": 0.25, "drafter": 0.25}
 
 
-async def test_the_demo_prints_what_was_copied_and_what_the_head_guessed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_demo_prints_what_was_copied_and_what_the_head_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     """Of each text, and of all texts of a temperature as parts of their tokens."""
 
-    class Served(Exact):
-        async def complete(self, _text: str, drafting: bool = True, **_: object) -> Completion:
-            both = pair((1, 2, 3, 4))
-            on = replace(both.on, stats=replace(both.on.stats, proposed=6, tested=4, accepted=3, accepted_ngram=1))
-            return on if drafting else both.off
+    def answer(_text: str, drafting: bool = True, **_: object) -> Completion:
+        both = pair((1, 2, 3, 4))
+        on = replace(both.on, stats=replace(both.on.stats, proposed=6, tested=4, accepted=3, accepted_ngram=1))
+        return on if drafting else both.off
 
-    monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
-    client: Any = Served()
-    shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json=False)
-    assert await shown.run([DemoPrompt("one", "1 2"), DemoPrompt("two", "3 4")]) == 0
+    assert await demo(Served(answer)).run([DemoPrompt("one", "1 2"), DemoPrompt("two", "3 4")]) == 0
     printed = capsys.readouterr().out
     assert "head   head\n" in printed
     assert printed.count("[4 tokens, 2 forwards; guessed: text 1, head 1, drafter 1; tokens/s 1 off, 2 on]") == 4
@@ -131,18 +136,14 @@ async def test_a_text_that_drafting_may_not_change_fails_the_demo(
     code: int,
     told: str,
     as_json: bool,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Served(Exact):
-        async def complete(self, text: str, drafting: bool = True, temperature: float = 0, **_: object) -> Completion:
-            changed = text == "2" and drafting and temperature > 0
-            return pair((1, 2, 9, 4) if changed else (1, 2, 3, 4)).on
+    def answer(text: str, drafting: bool = True, temperature: float = 0, **_: object) -> Completion:
+        changed = text == "2" and drafting and temperature > 0
+        return pair((1, 2, 9, 4) if changed else (1, 2, 3, 4)).on
 
-    monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
-    client: Any = Served(**served)
-    shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json)
-    assert await shown.run([DemoPrompt("a", "1"), DemoPrompt("b", "2")]) == code
+    asked = demo(Served(answer, **served), as_json)
+    assert await asked.run([DemoPrompt("a", "1"), DemoPrompt("b", "2")]) == code
     printed = capsys.readouterr()
     assert told in printed.err
     assert ("error" in printed.err) is bool(code)
@@ -154,22 +155,14 @@ async def test_a_text_that_drafting_may_not_change_fails_the_demo(
         assert [[one["name"] for one in each["prompts"]] for each in found["temperatures"]] == [["a", "b"]] * 2
 
 
-async def test_the_demo_warms_up_both_ways_and_begins_each_pair_with_what_a_head_needs_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_demo_warms_up_both_ways_and_begins_each_pair_with_what_a_head_needs_too() -> None:
     asked: list[tuple[int, bool, int]] = []
 
-    class Served(Exact):
-        async def complete(
-            self, _text: str, drafting: bool = True, max_tokens: int = 0, seed: int = -1, **_: object
-        ) -> Completion:
-            asked.append((seed, drafting, max_tokens))
-            return pair((1, 2, 3, 4)).on if drafting else pair((1, 2, 3, 4)).off
+    def answer(_text: str, drafting: bool = True, max_tokens: int = 0, seed: int = -1, **_: object) -> Completion:
+        asked.append((seed, drafting, max_tokens))
+        return pair((1, 2, 3, 4)).on if drafting else pair((1, 2, 3, 4)).off
 
-    monkeypatch.setattr("deploy.cli.clients.demo.SHOWN_TEXTS", 0)
-    client: Any = Served()
-    shown = Demo(client, StackOptions(TARGET, None, heads="head"), 4, as_json=False)
-    await shown.run([DemoPrompt("a", "1"), DemoPrompt("b", "2")])
+    await demo(Served(answer)).run([DemoPrompt("a", "1"), DemoPrompt("b", "2")])
     of_pair = [(-1, True, 2), (DEMO_SEED, True, 4), (DEMO_SEED, False, 4)]
     other_way = [of_pair[0], of_pair[2], of_pair[1]]
     warming = [(DEMO_SEED + 1, True, 4), (DEMO_SEED + 1, False, 4)]
@@ -178,14 +171,11 @@ async def test_the_demo_warms_up_both_ways_and_begins_each_pair_with_what_a_head
 
 def test_counts_tell_who_guessed() -> None:
     slow, fast = pair((1, 2, 3, 4)).off, pair((1, 2, 3, 4)).on
-    expected = "4 tokens, 2 forwards; guessed: text 0, head 1, drafter 1; tokens/s 1 off, 2 on"
-    assert counts(slow, fast, headed=True) == expected
-    assert counts(slow, fast, headed=False) == expected.replace(" head 1,", "")
+    expected = "4 tokens, 2 forwards; guessed: text 0, drafter 1; tokens/s 1 off, 2 on"
+    assert counts(slow, fast, headed=False) == expected
     copied = Stats(output_tokens=1, target_forwards=1, accepted=5, accepted_ngram=3, accepted_prediction=2)
     told = counts(slow, completion((1,), copied), headed=False)
     assert told.startswith("1 token, 1 forward; guessed: text 5, drafter 0;")
-
-
-def test_a_completion_without_tokens_divides_by_nothing() -> None:
+    # Without tokens nothing is divided by nothing.
     empty = completion((), Stats())
     assert report([Comparison(0.0, [Pair("none", empty, empty)])], headed=True).count("0.0") >= 2

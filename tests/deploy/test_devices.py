@@ -10,8 +10,8 @@ import pytest
 
 import demo_pair
 import verify_service.server
+from deploy.stack.hosts import PlainService
 from deploy.stack.options import DRAFTER, VERIFIER, StackOptions, included_head, stack_options
-from deploy.stack.plain_host import PlainService
 from specwire.core.invalid import InvalidParameter
 from specwire.options import STACK, add_options
 from specwire.rpc.server_options import ModelServiceOptions, model_options

@@ -46,42 +46,29 @@ async def test_another_vocabulary_is_refused() -> None:
                 pass
 
 
-@pytest.mark.parametrize("end", ["stop", "cut"])
-async def test_sessions_go_on_without_it(end: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("end", ["stopped", "it misbehaves", "the drafter failed: OSError: gone"])
+async def test_sessions_go_on_without_it(
+    end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped, cut off, or broken: drafting ends, and nothing else."""
+
+    async def failed() -> str:
+        return end
+
     async with stack(SLOW_TARGET) as running, local(running) as drafter:
         text = asyncio.create_task(running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True))
         await asyncio.sleep(0.1)
-        if end == "stop":
+        if end == "stopped":
             await drafter.stop()
+        elif end == "it misbehaves":
+            drafter.cut(end)
         else:
-            drafter.cut("it misbehaves")
+            monkeypatch.setattr(drafter._drafter, "failed", failed)
+            await asyncio.wait_for(drafter._watch(), LIMIT_S)
         done = await asyncio.wait_for(text, LIMIT_S)
         assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
         assert not drafter.up
-    assert ("drafting has ended: it misbehaves" in capsys.readouterr().err) == (end == "cut")
-
-
-async def test_a_broken_drafter_ends_drafting_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with stack(SLOW_TARGET) as running, local(running) as drafter:
-
-        async def failed() -> str:
-            return "the drafter failed: OSError: gone"
-
-        monkeypatch.setattr(drafter._drafter, "failed", failed)
-        await asyncio.wait_for(drafter._watch(), LIMIT_S)
-        done = await running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S)
-        assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
-        assert not drafter.up
-    assert "specwire edge: drafting has ended: the drafter failed" in capsys.readouterr().err
-
-
-async def test_more_sessions_than_slots_are_refused_one_by_one() -> None:
-    async with stack(SLOW_TARGET) as running, local(running, slots=1):
-        texts = [running.client.complete(PROMPT, max_tokens=LENGTH, ignore_eos=True, timeout=LIMIT_S) for _ in range(3)]
-        for done in await asyncio.gather(*texts):
-            assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, LENGTH)
+    assert (f"specwire edge: drafting has ended: {end}" in capsys.readouterr().err) == (end != "stopped")
 
 
 async def test_a_message_that_is_wrong_is_answered_later_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

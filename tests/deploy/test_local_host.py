@@ -15,13 +15,12 @@ import httpx2 as httpx
 import pytest
 
 from deploy.stack import stack
-from deploy.stack.local_host import CorePlan, threads_told
+from deploy.stack.hosts import CorePlan, threads_told
 from deploy.stack.options import StackError, StackOptions
 from specwire.client import AsyncClient, Chunk, SpecwireError, Started
-from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.rpc.model_info import core_numbers
-from tests.orchestrator.stack import PROMPT, TURNS, drafted, plain
+from tests.orchestrator.stack import PROMPT, plain
 from tests.ports import free_address
 from tests.wait import LIMIT_S, until
 from verify_service.engine.engine import Engine
@@ -52,40 +51,6 @@ def begun_since(before: set[threading.Thread]) -> list[str]:
     """The names of a stack's threads that live and did not then."""
     alive = set(threading.enumerate()) - before
     return [each.name for each in alive if each.name.startswith((*THREADS, "session-log"))]
-
-
-async def test_its_texts_are_the_targets(tmp_path: Path) -> None:
-    async with running(tmp_path, plan=TURNS) as (parts, client):
-        assert parts.services == {each: f"{each} in this process" for each in THREADS}
-        assert parts.redis_url == "memory:"
-        done = await drafted(lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True))
-        assert list(done.tokens) == plain(TARGET, PROMPT, 60)
-        sampling = Sampling(temperature=0.9, top_k=20, seed=11)
-        texts = await asyncio.gather(
-            *(
-                client.complete(PROMPT, max_tokens=40, ignore_eos=True, temperature=0.9, top_k=20, seed=11)
-                for _ in range(8)
-            )
-        )
-        assert {tuple(each.tokens) for each in texts} == {tuple(plain(TARGET, PROMPT, 40, sampling))}
-        [score] = await client.score_text(PROMPT, [[(3,)]])
-        assert len(score.parts[0].logprobs) == 1
-
-
-async def test_several_targets_and_a_log_in_a_file(tmp_path: Path) -> None:
-    """What was said is found again by the next process."""
-    url = f"file:{tmp_path / 'log'}"
-    more = {"also": ("scripted:8",), "redis_url": url}
-    async with running(tmp_path, "scripted:7", None, **more) as (parts, client):
-        assert list(parts.services) == ["verifier", "verifier-2"]
-        first, done = [
-            await client.complete((1, 2), max_tokens=4, ignore_eos=True, model=model)
-            for model in ("scripted:7", "scripted:8")
-        ]
-        assert list(first.tokens) == plain("scripted:7", (1, 2), 4)
-        assert list(done.tokens) == plain("scripted:8", (1, 2), 4)
-    async with running(tmp_path, "scripted:7", None, **more) as (_, client):
-        assert list((await client.get_session(done.session_id)).tokens) == [1, 2, *done.tokens]
 
 
 async def test_cancel_and_deadline_end_a_text(tmp_path: Path) -> None:
@@ -146,12 +111,8 @@ def test_the_verifier_has_cores_of_its_own_where_one_is_left() -> None:
     shared = (wide, replace(one, also=("scripted:8",)), replace(one, device="cuda:0"))
     assert {str(CorePlan.of([0, 1], each.services())) for each in shared} == {"all threads share all cores"}
     assert CorePlan.of([], one.services()) == CorePlan()
-
-
-def test_threads_are_told() -> None:
-    one = StackOptions(TARGET, DRAFT, one_process=True, target_threads=2)
     told = "verifier, 2 threads; drafter, 1 thread: all threads share all cores"
-    assert threads_told(one.services(), CorePlan()) == told
+    assert threads_told(wide.services(), CorePlan()) == told
 
 
 async def test_where_its_threads_run_is_told_and_is_over_with_it(tmp_path: Path) -> None:

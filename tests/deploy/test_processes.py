@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from deploy.stack.hosts import PlainService
 from deploy.stack.options import StackError
-from deploy.stack.plain_host import PlainService
 from deploy.stack.processes import AT_END, Child
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.wait import eventually, lives

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import io
 import sys
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import orchestrator.api.requests
 from deploy.cli.clients import chat, generate
 from deploy.cli.clients.generate import add_sampling_arguments, sampling_options
 from deploy.cli.stack_address import stack_address_of
-from orchestrator.api.requests import reference_tokens
-from orchestrator.peers.models import Target
 from specwire.client.requests import generate_request
 from specwire.core.invalid import MOST_REFERENCES, InvalidParameter
 from specwire.options import STACK, words_of
 from specwire.rpc.channel import MOST_MESSAGE_BYTES
 from specwire.rpc.convert import constraint_from_wire, sampling_from_wire, stopping_from_wire
 from specwire.v1 import generation_pb2
-from tests.orchestrator.http.front import TEMPLATE
-from tests.orchestrator.stack import TARGET, stack
-from tests.wait import LIMIT_S
 
 
 def request_of(*words: str) -> generation_pb2.GenerateRequest:
@@ -178,44 +170,7 @@ def test_stdin_is_read_once(words: list[str], monkeypatch: pytest.MonkeyPatch) -
 def test_a_stack_of_its_own_has_no_references_but_those_of_the_request(command: Any, tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    args = parser.parse_args(["--target", "m", "--reference", str(tmp_path), "--slots", "3"])
+    words = ["--draft=a", "--draft=b", "--no-ngram", "--slots=3", "--target=m"]
+    args = parser.parse_args([*words, "--reference", str(tmp_path)])
     assert stack_address_of(args).own.references == ()
-    assert sorted(words_of(STACK, vars(args))) == ["--slots=3", "--target=m"]
-
-
-@pytest.mark.parametrize("command", ["generate", "chat"])
-async def test_a_service_is_told(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each turn of a conversation, too; what is too long the service refuses."""
-    read: list[list[list[int]]] = []
-
-    async def told(request: generation_pb2.GenerateRequest, target: Target) -> tuple[array[int], ...]:
-        documents = await reference_tokens(request, target)
-        read.append([list(each) for each in documents])
-        return documents
-
-    async def asked(address: str, *words: str) -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "deploy", command, "--address", address, "--max-tokens", "3", *words),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(LIMIT_S):
-            error = (await process.communicate(b"5 6\n" if command == "generate" else b"5 6\n7\n"))[1].decode()
-        return process.returncode, error
-
-    monkeypatch.setattr(orchestrator.api.requests, "reference_tokens", told)
-    (tmp_path / "first").write_text("8 9")
-    (tmp_path / "second").write_text("1 2 3")
-    (tmp_path / "long").write_text("1 " * 100_000)
-    texts = ("--reference", str(tmp_path / "first"), "--reference", str(tmp_path / "second"))
-    async with stack(TARGET, chat_template=TEMPLATE) as running:
-        code, error = await asked(running.client.address, *texts, "--prediction", str(tmp_path / "second"), "--private")
-        records = [driver.view.record for driver in running.orchestrator.orchestrator.sessions.values()]
-        refused = await asked(running.client.address, "--prediction", str(tmp_path / "long"))
-    turns = 1 if command == "generate" else 2
-    assert (code, "error" in error) == (0, False)
-    assert read == [[[8, 9], [1, 2, 3]]] * turns
-    assert [(record.prediction, record.private) for record in records] == [((1, 2, 3), True)] * turns
-    assert refused[0] == (1 if command == "generate" else 0)
-    assert f"specwire {command}: error: prediction: " in refused[1]
+    assert sorted(words_of(STACK, vars(args))) == words

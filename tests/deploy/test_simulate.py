@@ -34,30 +34,3 @@ def test_a_pool_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     head, row = capsys.readouterr().out.splitlines()
     assert head.startswith("policy")
     assert row.startswith("auto")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--rtt", "x"), "rtt: must be milliseconds"),
-        (("--rtt", "1,2"), "rtt: one session has one"),
-        (("--rtt", "-1"), "rtt: must not be negative, not '-1'"),
-        (("--forward", "0"), "forward: must be positive, not 0"),
-        (("--draft", "nan"), "draft: must be positive, not nan"),
-        (("--append", "-3"), "append: must not be negative, not -3"),
-        (("--acceptance", "2"), "acceptance: must be from 0 to 1, not 2.0"),
-        (("--policy", "fly"), "policy: must be auto"),
-        (("--policy", "heads"), "policy: heads needs a head: --head and --head-acceptance"),
-        (("--head", "2"), "head: needs --head-acceptance"),
-        (("--head", "0", "--head-acceptance", "1"), "head: must be positive, not 0"),
-        (("--head-acceptance", "0.5"), "head-acceptance: is of a head, and needs --head, not only '0.5'"),
-        (("--head", "2", "--head-acceptance", "a"), "head-acceptance: must be numbers joined by commas, not 'a'"),
-        (("--head", "2", "--head-acceptance", "0.5,2"), "head-acceptance: must be up to "),
-        (("--head", "2", "--head-acceptance", "1", "--sessions", "4"), "head: is simulated for one session"),
-        (("--sessions", "0"), "sessions: must be at least 1, not 0"),
-    ],
-)
-def test_refusals(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["simulate", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"specwire simulate: error: {message}")

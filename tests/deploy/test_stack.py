@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,36 +76,25 @@ def test_a_model_that_was_fetched_is_known(foreign: str, tmp_path: Path, monkeyp
         stack.check_vocabularies(TARGET, ["maker/words"])
 
 
-async def test_further_targets_are_served_by_name(tmp_path: Path) -> None:
-    options = StackOptions("scripted:7", None, also=("scripted:8",), redis_url="memory:")
-    running = await stack.start(options, tmp_path, lambda _: None)
-    try:
-        assert sorted(running.services) == ["verifier", "verifier-2"]
-        async with AsyncClient(running.address) as client:
-            for model in ("scripted:7", "scripted:8"):
-                done = await client.complete((1, 2), max_tokens=4, ignore_eos=True, model=model)
-                assert list(done.tokens) == plain(model, (1, 2), 4)
-            [score] = await client.score_text((1, 2), [[(3,)]], model="scripted:8")
-            assert len(score.parts[0].logprobs) == 1
-    finally:
-        await running.stop()
-
-
-async def test_a_log_in_a_file_needs_no_redis(tmp_path: Path) -> None:
-    url = f"file:{tmp_path / 'log'}"
-    options = StackOptions("scripted:7", None, redis_url=url, durability="file-fsync")
-    sessions = []
+@pytest.mark.parametrize("one_process", [False, True])
+async def test_further_targets_and_a_log_in_a_file(one_process: bool, tmp_path: Path) -> None:
+    """Each is served by its name; the log needs no Redis, and what was said the next process finds again."""
+    url, models, kept = f"file:{tmp_path / 'log'}", ("scripted:7", "scripted:8"), list[str]()
+    options = StackOptions(models[0], None, also=models[1:], redis_url=url, durability="file-fsync")
     for _ in range(2):
-        running = await stack.start(options, tmp_path, lambda _: None)
+        running = await stack.start(replace(options, one_process=one_process), tmp_path, lambda _: None)
         try:
-            assert running.redis_url == url
+            assert (sorted(running.services), running.redis_url) == (["verifier", "verifier-2"], url)
             async with AsyncClient(running.address) as client:
-                done = await client.complete((1, 2), max_tokens=4, ignore_eos=True)
-                sessions.append(done.session_id)
-                for session in sessions:
-                    kept = await client.get_session(session)
-                    assert kept.durability == "file-fsync"
-                    assert list(kept.tokens) == [1, 2, *plain("scripted:7", (1, 2), 4)]
+                for model in models:
+                    done = await client.complete((1, 2), max_tokens=4, ignore_eos=True, model=model)
+                    assert list(done.tokens) == plain(model, (1, 2), 4)
+                    kept.append(done.session_id)
+                [score] = await client.score_text((1, 2), [[(3,)]], model="scripted:8")
+                assert len(score.parts[0].logprobs) == 1
+                for session, model in zip(kept, models * 2, strict=False):
+                    found = await client.get_session(session)
+                    assert (found.durability, list(found.tokens[2:])) == ("file-fsync", plain(model, (1, 2), 4))
         finally:
             await running.stop()
 

@@ -100,53 +100,32 @@ def test_a_part_on_another_machine_is_told_apart(
     assert [(run["from_step"], run["cpu"]) for run in runs] == [(0, cpu_model()), (2, "another")]
 
 
-@pytest.mark.parametrize(
-    ("more", "key"),
-    [
-        (["--rows", "3"], "rows"),
-        (["--inner", "48"], "inner"),
-        (["--rate", "0.01"], "rate"),
-        (["--depth", "3"], "depth"),
-        (["--draft-vocabulary", "30"], "draft-vocabulary"),
-        (["--tokens", "900"], "answers"),
-    ],
-)
 def test_one_that_was_ended_does_not_go_on_as_another(
-    more: list[str],
-    key: str,
-    target: str,
-    answers: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    target: str, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 2)
-    out = tmp_path / "head"
+    out, other = tmp_path / "head", {"rows": "3", "inner": "48", "rate": "0.01", "depth": "3", "draft-vocabulary": "30"}
     assert main(command(target, answers, out, "--steps", "2")) == 0
-    assert main(command(target, answers, out, "--steps", "2", *more)) == 1
-    assert f"{out / loop.CHECKPOINT}: {key}: is of " in capsys.readouterr().err
+    for key, value in {**other, "tokens": "900"}.items():
+        assert main(command(target, answers, out, "--steps", "2", f"--{key}", value)) == 1
+        named = "answers" if key == "tokens" else key
+        assert f"{out / loop.CHECKPOINT}: {named}: is of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "message"),
+    ("more", "message"),
     [
-        (["--steps", "0"], 2, "steps: must be at least 1, not 0"),
-        (["--window", "0"], 2, "window: must be at least 1, not 0"),
-        (["--depth", "0"], 2, "depth: must be at least 1, not 0"),
-        (["--inner", "-1"], 2, "inner: must not be negative, not -1"),
-        (["--rate", "7"], 2, "rate: must be above 0 and below 1, not 7"),
-        (["--target", "/nowhere/model"], 1, "model '/nowhere/model'"),
-        (["--taps", "0", "1", "1"], 1, "taps: is 0 1 2, not 0 1 1"),
+        (["--target", "/nowhere/model"], "model '/nowhere/model'"),
+        (["--taps", "0", "1", "1"], "taps: is 0 1 2, not 0 1 1"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_sentence(
     more: list[str],
-    code: int,
     message: str,
     target: str,
     answers: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(command(target, answers, tmp_path / "head", *more)) == code
+    assert main(command(target, answers, tmp_path / "head", *more)) == 1
     assert message in capsys.readouterr().err

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draft_service.dialler import DiallingDrafter
+from draft_service.dialler import Dialler, DiallingDrafter
 from draft_service.server import load, start
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.text import hash_of
 from specwire.rpc.server_options import ModelServiceOptions
-from specwire.v1 import draft_pb2
-from tests.draft_service.peer import GREEDY, Peer, connected, continuation, pace, serving, tokens_of
+from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from tests.draft_service.peer import GREEDY, LIMIT_S, Peer, connected, continuation, pace, serving, tokens_of
 
 MODEL = "scripted:7"
 PROMPT = [3, 1, 4, 1, 5]
@@ -63,11 +69,18 @@ async def test_the_run_ahead_is_never_exceeded_and_an_advance_frees_it() -> None
 
 
 async def test_a_pause_ends_with_an_advance_that_only_changes_the_pace() -> None:
+    """Also one that comes with the opening, in one message."""
     async with serving(MODEL) as running, connected(running) as peer:
         await peer.open(1, PROMPT, pace(1, 0))
         assert await peer.quiet(1)
         await peer.advance(1, 5, [], pace(1, 1))
         assert tokens_of(await peer.proposal(1)) == continuation(MODEL, PROMPT, 1)
+        both = draft_pb2.ConnectDraftRequest(
+            opens=[peer.opening(2, PROMPT, pace(1, 0))],
+            advances=[draft_pb2.Advance(handle=2, position=5, tokens=[2], pace=pace(1, 1))],
+        )
+        await peer.send(both)
+        assert tokens_of(await peer.proposal(2)) == continuation(MODEL, [*PROMPT, 2], 1)
 
 
 async def test_opening_an_open_handle_replaces_its_session_with_newer_chains() -> None:
@@ -113,16 +126,6 @@ async def test_closing_frees_the_slot() -> None:
             await peer.close(handle)
 
 
-async def test_one_message_may_open_advance_and_close() -> None:
-    async with serving(MODEL, slots=1) as running, connected(running) as peer:
-        message = draft_pb2.ConnectDraftRequest(
-            opens=[peer.opening(1, PROMPT, pace(1, 0))],
-            advances=[draft_pb2.Advance(handle=1, position=5, tokens=[2], pace=pace(1, 1))],
-        )
-        await peer.send(message)
-        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, [*PROMPT, 2], 1)
-
-
 async def test_the_model_is_described_once() -> None:
     async with serving(MODEL) as running, connected(running) as peer:
         info = await peer.info()
@@ -166,51 +169,49 @@ SPOILT: list[tuple[Spoil, grpc.StatusCode, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "code", "message"), SPOILT, ids=[message for *_, message in SPOILT])
-async def test_a_bad_open_is_refused_and_the_link_goes_on(spoil: Spoil, code: grpc.StatusCode, message: str) -> None:
+async def test_a_bad_open_is_refused_and_the_link_goes_on() -> None:
     async with serving(MODEL) as running, connected(running) as peer:
-        opening = peer.opening(1, PROMPT, pace())
-        spoil(opening)
-        await peer.send(draft_pb2.ConnectDraftRequest(opens=[opening]))
-        refused = await peer.refused(1)
-        assert refused.code == code.value[0]
-        assert refused.message.startswith(message)
-        await still_drafts(peer)
-
-
-@pytest.mark.parametrize(
-    ("advance", "code", "message"),
-    [
-        ((9, [1]), FAILED, "position: advance at 9, but only 5 positions are known as decided"),
-        ((5, [64]), INVALID, "tokens: token id 64 is outside 0..63"),
-        ((0, []), INVALID, "position: 0 without tokens leaves no text"),
-    ],
-)
-async def test_a_bad_advance_drops_its_session_alone(
-    advance: tuple[int, list[int]], code: grpc.StatusCode, message: str
-) -> None:
-    async with serving(MODEL, slots=1) as running, connected(running) as peer:
-        await peer.open(1, PROMPT)
-        await peer.proposal(1)
-        await peer.advance(1, *advance)
-        refused = await peer.refused(1)
-        assert (refused.code, refused.message) == (code.value[0], message)
-        await still_drafts(peer)
-
-
-@pytest.mark.parametrize("rule", ["rejection", "block", "threshold(0.3)", "typical(0.3,0.3)"])
-async def test_rules_that_look_at_draft_tokens_take_chains_alone_in_an_opening_and_in_an_advance(rule: str) -> None:
-    sampling, bad = with_rule(COUPLED, rule), pace(branches=2)
-    message = f"pace.branches: must be at most 1 under {sampling.rule}, which takes chains only, not 2"
-    async with serving(MODEL) as running, connected(running) as peer:
-        await peer.open(1, PROMPT, bad, sampling)
-        await peer.open(2, PROMPT, pace(), sampling)
-        await peer.proposal(2)
-        await peer.advance(2, len(PROMPT), [1], bad)
-        for handle in (1, 2):
+        for handle, (spoil, code, message) in enumerate(SPOILT, 1):
+            opening = peer.opening(handle, PROMPT, pace())
+            spoil(opening)
+            await peer.send(draft_pb2.ConnectDraftRequest(opens=[opening]))
             refused = await peer.refused(handle)
-            assert refused.code == INVALID.value[0]
+            assert refused.code == code.value[0], message
             assert refused.message.startswith(message)
+        await still_drafts(peer)
+
+
+async def test_a_bad_advance_drops_its_session_alone() -> None:
+    async with serving(MODEL, slots=1) as running, connected(running) as peer:
+        for handle, (advance, code, message) in enumerate(
+            [
+                ((9, [1]), FAILED, "position: advance at 9, but only 5 positions are known as decided"),
+                ((5, [64]), INVALID, "tokens: token id 64 is outside 0..63"),
+                ((0, list[int]()), INVALID, "position: 0 without tokens leaves no text"),
+            ]
+        ):
+            await peer.open(handle, PROMPT)
+            await peer.proposal(handle)
+            await peer.advance(handle, *advance)
+            refused = await peer.refused(handle)
+            assert (refused.code, refused.message) == (code.value[0], message)
+        await still_drafts(peer)
+
+
+async def test_rules_that_look_at_draft_tokens_take_chains_alone_in_an_opening_and_in_an_advance() -> None:
+    bad = pace(branches=2)
+    async with serving(MODEL) as running, connected(running) as peer:
+        for rule in ("rejection", "block", "threshold(0.3)", "typical(0.3,0.3)"):
+            sampling = with_rule(COUPLED, rule)
+            message = f"pace.branches: must be at most 1 under {sampling.rule}, which takes chains only, not 2"
+            await peer.open(1, PROMPT, bad, sampling)
+            await peer.open(2, PROMPT, pace(), sampling)
+            await peer.proposal(2)
+            await peer.advance(2, len(PROMPT), [1], bad)
+            for handle in (1, 2):
+                refused = await peer.refused(handle)
+                assert refused.code == INVALID.value[0]
+                assert refused.message.startswith(message)
         await still_drafts(peer)
 
 
@@ -248,3 +249,70 @@ async def test_who_waits_for_one_that_dials_in_may_give_up(dead_address: str) ->
     async with asyncio.timeout(60.0):
         await running.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_one_that_dials_in_stops_though_grpc_keeps_the_cancellation_to_itself(
+    dead_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does where a call fails while it begins."""
+
+    async def talk_once(_: Dialler) -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return f"{dead_address} is not there"
+
+    monkeypatch.setattr(Dialler, "_talk_once", talk_once)
+    running = DiallingDrafter(await load(ModelServiceOptions(MODEL)), dead_address, None)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60.0):
+        await running.stop()
+
+
+# As a process
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "draft_service", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def silence(over: threading.Event) -> Iterator[object]:
+    """Requests of a peer that stays connected and says nothing."""
+    over.wait(LIMIT_S)
+    yield from ()
+
+
+def test_an_open_link_does_not_keep_it_from_ending() -> None:
+    with process(MODEL, "--json") as drafter:
+        assert drafter.stdout is not None
+        ready = json.loads(drafter.stdout.readline())
+        assert ready["model"] == MODEL
+        with grpc.insecure_channel(ready["address"]) as channel:
+            over = threading.Event()
+            call = draft_pb2_grpc.DraftServiceStub(channel).Connect(silence(over), timeout=LIMIT_S)
+            draft_pb2_grpc.DraftServiceStub(channel).GetModelInfo(common_pb2.GetModelInfoRequest(), timeout=LIMIT_S)
+            drafter.send_signal(signal.SIGINT)
+            with pytest.raises(grpc.RpcError) as raised:
+                next(call)
+            over.set()
+            _, err = drafter.communicate(timeout=LIMIT_S)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert drafter.returncode == 0
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [(["/no/such/model"], 1, "there is no such directory"), ([], 2, "the following arguments are required: MODEL")],
+)
+def test_errors_are_one_line_and_have_their_code(arguments: list[str], code: int, message: str) -> None:
+    with process(*arguments) as drafter:
+        out, err = drafter.communicate(timeout=LIMIT_S)
+    assert (drafter.returncode, out) == (code, "")
+    assert message in err.splitlines()[-1]
+    assert "Traceback" not in err

@@ -250,10 +250,6 @@ BOMB = zlib.compress(bytes(translation.MOST_JSON_BYTES + 1))
 GOOD = TARGET.to_str()
 
 
-def deep() -> bytes:
-    return zlib.compress(b"[" * 100_000)
-
-
 def changed(**parts: object) -> bytes:
     return zlib.compress(json.dumps(json.loads(GOOD) | parts).encode())
 
@@ -268,7 +264,7 @@ def changed(**parts: object) -> bytes:
         (zlib.compress(b""), "tokenizer_json: is empty"),
         (zlib.compress(b"\xff\xfe"), "tokenizer_json: "),
         (zlib.compress(b"{}"), "tokenizer_json: "),
-        (deep(), "tokenizer_json: "),
+        (zlib.compress(b"[" * 100_000), "tokenizer_json: "),
         (changed(model=None), "tokenizer_json: "),
         (changed(decoder=None), "tokenizer_json: its tokens do not stand for bytes"),
         (zlib.compress(NO_DECODER.to_str().encode()), "tokenizer_json: its tokens do not stand for bytes"),
@@ -278,11 +274,16 @@ def changed(**parts: object) -> bytes:
 def test_a_broken_vocabulary_is_told_to_its_sessions(pieces: LanguageModel, packed: bytes, said: str) -> None:
     drafting = Drafting(load_like(pieces), told(packed=packed))
     drafting.open([1, 2, 3], Sampling(), Pace(1, 4))
+    found = refused(drafting)
+    assert found.code == 9
+    assert found.message.startswith(f"vocabulary_fingerprint: {said}")
+
+
+def refused(drafting: Drafting) -> Dropped:
     drafting.run()
-    (refused,) = drafting.link.take()
-    assert isinstance(refused, Dropped)
-    assert refused.code == 9
-    assert refused.message.startswith(f"vocabulary_fingerprint: {said}")
+    (found,) = drafting.link.take()
+    assert isinstance(found, Dropped)
+    return found
 
 
 def test_only_the_latest_vocabularies_are_kept(pieces: LanguageModel) -> None:
@@ -291,10 +292,7 @@ def test_only_the_latest_vocabularies_are_kept(pieces: LanguageModel) -> None:
     for number in range(MOST_VOCABULARIES):
         drafting.sessions.apply(LearnVocabulary(str(number), packed, 300, frozenset()))
     drafting.open([1, 2, 3], Sampling(), Pace(1, 4))
-    drafting.run()
-    (refused,) = drafting.link.take()
-    assert isinstance(refused, Dropped)
-    assert refused.message == "vocabulary_fingerprint: was told too long ago"
+    assert refused(drafting).message == "vocabulary_fingerprint: was told too long ago"
 
 
 def test_ids_that_the_target_has_not_are_refused(pieces: LanguageModel) -> None:
@@ -303,7 +301,4 @@ def test_ids_that_the_target_has_not_are_refused(pieces: LanguageModel) -> None:
     drafting.run()
     drafting.link.take()
     drafting.sessions.apply(AdvanceSession(drafting.link, 1, 3, (TARGET.get_vocab_size(),), Pace(1, 4)))
-    drafting.run()
-    (refused,) = drafting.link.take()
-    assert isinstance(refused, Dropped)
-    assert refused.message == "tokens: token id 4096 is outside 0..4095"
+    assert refused(drafting).message == "tokens: token id 4096 is outside 0..4095"

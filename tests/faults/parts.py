@@ -11,7 +11,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -22,7 +22,7 @@ from bench.harness.services import START_LIMIT_S, ServiceProcess
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_address
-from tests.wait import LIMIT_S
+from tests.wait import LIMIT_S, marked
 
 __all__ = ["LOADED_AGAIN", "ROOT", "Parts", "ServiceProcess", "parts"]
 
@@ -69,12 +69,7 @@ class Parts:
 
     def living(self) -> list[int]:
         """The processes that began here and still live, by the mark in their environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError, ValueError):
-                if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return marked(self._mark)
 
     def end(self) -> None:
         for service in self._services:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
 
 from bench.cluster.site import Site
 from tests.faults.streams import PROMPT, Stream, plain
@@ -15,38 +18,22 @@ OTHER_NAME, OTHER_MODEL = "scripted:8", "scripted:8:vocab=64"
 LENGTH = 4000
 # A text goes on: so many tokens.
 MORE = 10
-FILE = """
-redis: redis://{redis}/0
-pools:
-  target:
-    kind: verify
-    model: "scripted:7:vocab=64:delay_ms=250"
-    resources: {{big: 1}}
-    num_cpus: 0.1
-    min_replicas: {least}
-    max_replicas: {most}
-    options: {{slots: {slots}, insecure: true, grace: 0.5}}
-  draft:
-    kind: draft
-    model: "scripted:7:vocab=64:agree=0.8"
-    resources: {{small: 1}}
-    num_cpus: 0.1
-    options: {{insecure: true}}
-{more}
-orchestrators:
-  count: {orchestrators}
-  num_cpus: 0.1
-  resources: {{front: 1}}
-  options: {{insecure: true}}
-"""
-OTHER = """\
-  other:
-    kind: verify
-    model: "scripted:8:vocab=64"
-    resources: {big: 1}
-    num_cpus: 0.1
-    options: {insecure: true, grace: 0.5}
-"""
+Pool = Mapping[str, Any]
+OTHER: dict[str, Pool] = {
+    "other": {
+        "kind": "verify",
+        "model": OTHER_MODEL,
+        "resources": {"big": 1},
+        "options": {"insecure": True, "grace": 0.5},
+    }
+}
+
+
+def file_of(here: Site, pools: Mapping[str, Pool], orchestrators: Pool) -> str:
+    """A file of `specwire deploy`, each of whose replicas takes next to no core; JSON is YAML."""
+    front = {"resources": {"front": 1}, "options": {"insecure": True}, "num_cpus": 0.1}
+    light = {name: {"num_cpus": 0.1, **pool} for name, pool in pools.items()}
+    return json.dumps({"redis": f"redis://{here.redis}/0", "pools": light, "orchestrators": {**front, **orchestrators}})
 
 
 def deploy(
@@ -55,11 +42,21 @@ def deploy(
     most: int,
     orchestrators: int = 1,
     slots: int = 8,
-    more: str = "",
+    more: Mapping[str, Pool] = MappingProxyType({}),
     flags: Sequence[str] = (),
 ) -> str:
     """least, most: verifiers. more: pools beside them. Returns what `specwire deploy` printed."""
-    text = FILE.format(redis=here.redis, least=least, most=most, slots=slots, more=more, orchestrators=orchestrators)
+    target = {
+        "kind": "verify",
+        "model": f"{MODEL}:delay_ms=250",
+        "resources": {"big": 1},
+        "min_replicas": least,
+        "max_replicas": most,
+        "options": {"slots": slots, "insecure": True, "grace": 0.5},
+    }
+    resources, options = {"small": 1}, {"insecure": True}
+    draft = {"kind": "draft", "model": f"{MODEL}:agree=0.8", "resources": resources, "options": options}
+    text = file_of(here, {"target": target, "draft": draft, **more}, {"count": orchestrators})
     return here.deploy(text, "--start-timeout", "60", *flags)
 
 

@@ -24,7 +24,7 @@ GROUPS = {
     # A Ray cluster keeps both cores busy while it starts: one at a time.
     "ray": ("test_one_machine",),
     "documents": ("test_documents",),
-    # Networks of their own.
+    # Timed lines.
     "line": ("test_bench_wan", "test_wan"),
     # One stack for both.
     "stack": ("test_stack", "test_examples"),

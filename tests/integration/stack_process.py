@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.harness.child import descendants, end_tree
-from tests.wait import eventually
+from tests.wait import eventually, marked
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds: a machine that is busy beside the tests may stand still for two minutes.
@@ -74,13 +77,11 @@ class Command:
         """
         self._seen.update(descendants(self.process.pid))
         found = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                with suppress(OSError):
-                    marked = self._mark.encode() in (entry / "environ").read_bytes().split(b"\0")
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    if command and (marked or int(entry.name) in self._seen):  # a zombie has no command line
-                        found[int(entry.name)] = command
+        for pid in self._seen.union(marked(self._mark)):
+            with suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if command:  # a zombie has none
+                    found[pid] = command
         return found
 
     def pid_of(self, part: str) -> int:
@@ -92,6 +93,31 @@ class Command:
     def nothing_left(self) -> bool:
         """Whether no process and no folder of ours is left, within END_LIMIT."""
         return eventually(lambda: not self.family(), END_LIMIT) and not list(self.folder.glob("specwire-*"))
+
+
+def listeners(pids: Iterable[int]) -> tuple[list[tuple[str, int]], list[tuple[str, str]]]:
+    """Sockets of these processes that wait for connections or datagrams: all, (process, port), and those that are not
+    on loopback, (process, address).
+    """
+    found, away = list[tuple[str, int]](), list[tuple[str, str]]()
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            for each in process.net_connections("inet"):
+                if each.laddr and not each.raddr:
+                    address = str(each.laddr.ip).removeprefix("::ffff:")
+                    found.append((process.name(), int(each.laddr.port)))
+                    away += [] if ipaddress.ip_address(address).is_loopback else [(process.name(), address)]
+    return found, away
+
+
+def private(file: Path, text: str) -> str:
+    """Write a file that its owner alone may read, as keys are, at once, as tools for secrets do; its path."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    fresh.replace(file)
+    return str(file)
 
 
 @contextmanager

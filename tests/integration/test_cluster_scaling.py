@@ -28,6 +28,8 @@ from specwire.core.messages import Outcome
 from specwire.rpc.tls import ClientTls
 from tests.faults.parts import Parts
 from tests.faults.streams import plain
+from tests.integration.cluster import file_of
+from tests.integration.stack_process import private
 from tests.wait import eventually
 
 LIMIT_S = 300.0
@@ -48,22 +50,6 @@ PROMPTS = 8
 # (seconds, sessions that come in each)
 PHASES = ((15.0, 0.4), (40.0, 3.5), (40.0, 0.4))
 SEED = 7
-FILE = """
-redis: redis://{redis}/0
-pools:
-  target:
-    kind: verify
-    model: "{model}"
-    resources: {{big: 1}}
-    num_cpus: 0.1
-    max_replicas: 3
-    scaling: {{grow_after_s: 2, shrink_after_s: 10, queue_s: 0.5}}
-    options: {{slots: {slots}, ngram: false, insecure: true, grace: 60}}
-orchestrators:
-  num_cpus: 0.1
-  resources: {{front: 1}}
-  options: {options}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +93,16 @@ def place(room: int = 4) -> Iterator[Site]:
         yield found
 
 
-def file(here: Site, model: str = MODEL, options: str = "{insecure: true}") -> str:
-    return FILE.format(redis=here.redis, model=model, slots=SLOTS, options=options)
+def file(here: Site, model: str = MODEL, **orchestrators: object) -> str:
+    target = {
+        "kind": "verify",
+        "model": model,
+        "resources": {"big": 1},
+        "max_replicas": 3,
+        "scaling": {"grow_after_s": 2, "shrink_after_s": 10, "queue_s": 0.5},
+        "options": {"slots": SLOTS, "ngram": False, "insecure": True, "grace": 60},
+    }
+    return file_of(here, {"target": target}, orchestrators)
 
 
 def status(here: Site) -> dict[str, Any]:
@@ -133,7 +127,7 @@ def rest(here: Site, limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
 @dataclass(frozen=True, slots=True)
 class Deployed:
     site: Site
-    options: str
+    options: dict[str, object]
     front: str
     tls: ClientTls
     ca: str
@@ -146,15 +140,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("edge")
     authority = Authority()
     certificate, key = authority.sign(ray.util.get_node_ip_address()).save(folder, "front")
-    for name, content in (("keys", f"box {TOKEN}\n"), ("token", TOKEN)):
-        (folder / name).write_text(content)
-        (folder / name).chmod(0o600)
-    options = {"tls-cert": certificate, "tls-key": key, "accept-drafters": True, "drafter-keys": str(folder / "keys")}
+    keys, token = private(folder / "keys", f"box {TOKEN}\n"), private(folder / "token", TOKEN)
+    options = {"tls-cert": certificate, "tls-key": key, "accept-drafters": True, "drafter-keys": keys}
     with place() as site:
-        site.deploy(file(site, options=json.dumps(options)), "--start-timeout", "90")
+        site.deploy(file(site, options=options), "--start-timeout", "90")
         front = next(row["address"] for row in site.rows() if row["pool"] == "orchestrators")
         ca = authority.save(folder, "ca")
-        yield Deployed(site, json.dumps(options), front, authority.client(), ca, str(folder / "token"))
+        yield Deployed(site, options, front, authority.client(), ca, token)
         assert "target: removed" in site.specwire("undeploy")
         assert status(site) == {"replicas": [], "looks": []}
 

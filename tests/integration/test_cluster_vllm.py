@@ -19,7 +19,7 @@ from demo_pair import TARGET
 from specwire.client import Client
 from tests.faults.streams import PROMPT, plain
 from tests.faults.test_demo_pair import asked, check_choices
-from tests.integration.cluster import LIMIT_S, MODEL, MORE
+from tests.integration.cluster import LIMIT_S, MODEL, MORE, file_of
 from tests.wait import eventually
 
 RANKS, DEVICES = 4, "0,1,2,3"
@@ -27,26 +27,6 @@ STUB = """#!/bin/sh
 echo "$CUDA_VISIBLE_DEVICES $*" >>{noted}
 for word in "$@"; do case "$word" in --listen=*) where="$word";; esac; done
 exec {python} -m deploy verify {model} --insecure --grace=0.5 "$where" --json
-"""
-FILE = """
-redis: redis://{redis}/0
-pools:
-  target:
-    kind: verify
-    model: {model}
-    engine: vllm
-    engine_options: {{enforce_eager: true}}
-    python: {python}
-    tensor_parallel_size: 2
-    pipeline_parallel_size: 2
-    num_gpus: 4
-    num_cpus: 0.1
-    resources: {{big: 1}}
-    options: {{insecure: true, grace: 0.5{more}}}
-orchestrators:
-  num_cpus: 0.1
-  resources: {{front: 1}}
-  options: {{insecure: true}}
 """
 
 
@@ -85,8 +65,7 @@ def test_a_split_verifier_keeps_its_devices_while_it_starts_again_and_moves_with
 @pytest.mark.timeout(1200)  # four processes import vLLM at a time, twice
 @pytest.mark.skipif(not VLLM.exists(), reason=MISSING)
 def test_vllm_itself_serves_from_four_processes_and_moves_with_its_node(here: Site) -> None:
-    more = ", dtype: float32, threads: 1, slots: 2, context: 512"
-    front, node = deployed(here, str(TARGET), PYTHON, more)
+    front, node = deployed(here, str(TARGET), PYTHON, dtype="float32", threads=1, slots=2, context=512)
     assert len(ranks()) == RANKS
     writes_its_own(front)
     moves(here, node, START_S)
@@ -96,9 +75,21 @@ def test_vllm_itself_serves_from_four_processes_and_moves_with_its_node(here: Si
     assert eventually(lambda: not ranks(), pause_s=1.0)
 
 
-def deployed(here: Site, model: str, python: str, more: str = "") -> tuple[str, str]:
+def deployed(here: Site, model: str, python: str, **more: object) -> tuple[str, str]:
     """The orchestrator's address, and the node of the verifier, which has all devices of one set aside."""
-    here.deploy(FILE.format(redis=here.redis, model=model, python=python, more=more))
+    target = {
+        "kind": "verify",
+        "model": model,
+        "engine": "vllm",
+        "engine_options": {"enforce_eager": True},
+        "python": python,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "num_gpus": RANKS,
+        "resources": {"big": 1},
+        "options": {"insecure": True, "grace": 0.5, **more},
+    }
+    here.deploy(file_of(here, {"target": target}, {}))
     [front] = [row["address"] for row in here.rows() if row["pool"] == "orchestrators"]
     assert [(bundle["GPU"], bundle["big"]) for bundle in here.reserved()] == [(RANKS, 1)]
     return front, where(here)

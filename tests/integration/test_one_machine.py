@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.documents import ROOT, all_blocks
+from tests.integration.stack_process import listeners
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_port
-from tests.wait import eventually
+from tests.wait import eventually, marked
 
 LIMIT_S = 400.0
 FILE = "deploy/ray/one-machine.yaml"
@@ -83,18 +83,13 @@ class Machine:
         assert done.returncode == 0, text
         return text
 
-    def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get("SPECWIRE_TEST_MARK") == self._mark:
-                    found.append(process)
-        return found
+    def processes(self) -> list[int]:
+        return marked(f"SPECWIRE_TEST_MARK={self._mark}")
 
     def gone(self) -> bool:
-        for process in (found := self.processes()):
-            with suppress(psutil.Error):
-                process.kill()
+        for pid in (found := self.processes()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return not found
 
 
@@ -119,14 +114,8 @@ def test_its_commands_do_what_the_page_says(here: Machine) -> None:
     assert "60 tokens in " in said
     token = here.folder / ".ray" / "auth_token"
     assert token.stat().st_mode & 0o077 == 0
-    listeners = [
-        (process.name(), each.laddr.ip)
-        for process in here.processes()
-        for each in process.net_connections("inet")
-        if each.laddr and not each.raddr
-    ]
-    assert "gcs_server" in {name for name, _ in listeners}
-    away = [each for each in listeners if not ipaddress.ip_address(each[1].removeprefix("::ffff:")).is_loopback]
+    found, away = listeners(here.processes())
+    assert "gcs_server" in {name for name, _ in found}
     assert away == []
     setting = commands[0]
     assert setting.startswith("export ")

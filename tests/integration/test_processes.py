@@ -11,13 +11,10 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from specwire.core.law.sampling import Sampling
-from specwire.core.messages import FinishReason
-from tests.faults.parts import Parts, ServiceProcess, parts
-from tests.faults.streams import PROMPT, Stream, plain
+from tests.faults.parts import Parts, ServiceProcess
+from tests.faults.streams import PROMPT, Stream
 from tests.lm import models
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.wait import asked_blocking, limits
 
 TARGET = "scripted:7:vocab=64"
 DRAFT = "scripted:7:vocab=64:agree=0.8"
@@ -58,18 +55,6 @@ def test_what_is_hidden_cannot_be_imported(owned: Parts) -> None:
         assert f"No module named '{name}'" in error
 
 
-def test_greedy_and_sampled_text_is_the_targets(scripted: Trio) -> None:
-    address = scripted["orchestrator"].address
-    with Stream(address, max_tokens=100) as stream:
-        assert stream.rest() == plain(TARGET, 100)
-        assert stream.text == " ".join(map(str, stream.tokens))
-        assert stream.finished is not None
-        assert stream.finished.reason is FinishReason.LENGTH
-    sampled = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
-    with Stream(address, max_tokens=100, temperature=0.9, top_k=20, top_p=0.95, seed=11) as stream:
-        assert stream.rest() == plain(TARGET, 100, sampling=sampled)
-
-
 @pytest.mark.parametrize("role", SERVICES)
 def test_health_and_reflection(scripted: Trio, role: str) -> None:
     with grpc.insecure_channel(scripted[role].address) as channel:
@@ -102,49 +87,3 @@ def test_a_random_llama_and_another_one_that_drafts(owned: Parts, redis: RedisSe
     for service in started.values():
         service.send(signal.SIGTERM)
     assert [service.wait() for service in started.values()] == [0, 0, 0]
-
-
-@pytest.fixture(scope="module")
-def verifier(owned: Parts) -> ServiceProcess:
-    """Give a verifier for orchestrators that must not start."""
-    service = owned.start("verify", TARGET)
-    service.ready()
-    return service
-
-
-def refused(arguments: list[str]) -> tuple[int, str]:
-    """Run a command that cannot start: its exit code and its last line. It leaves nothing running."""
-    with parts() as alone:
-        code, out, error = alone.run("-m", "deploy", *arguments)
-        assert alone.living() == []
-    assert out == ""
-    assert "Traceback" not in error
-    return code, error.splitlines()[-1]
-
-
-def test_an_orchestrator_on_a_port_in_use(verifier: ServiceProcess, taken_address: str) -> None:
-    code, said = refused(["orchestrate", "--verifier", verifier.address, "--listen", taken_address])
-    assert (code, said) == (
-        1,
-        f"specwire orchestrate: error: listen: cannot listen on {taken_address}: the port is in use",
-    )
-
-
-def test_an_orchestrator_without_a_verifier(dead_address: str) -> None:
-    waits = limits(0.5)
-
-    def told() -> tuple[int, str, float]:
-        limit = next(waits)
-        return *refused(["orchestrate", "--verifier", dead_address, "--start-timeout", f"{limit:g}"]), limit
-
-    code, said, limit = asked_blocking(told, lambda answer: "does not answer" not in answer[1])
-    reason = f"cannot connect to {dead_address}"
-    assert (code, said) == (1, f"specwire orchestrate: error: not ready within {limit:g} s: {reason}")
-
-
-def test_a_drafter_of_another_vocabulary(owned: Parts, verifier: ServiceProcess) -> None:
-    drafter = owned.start("draft", "scripted:7:vocab=65")
-    code, said = refused(["orchestrate", "--verifier", verifier.address, "--drafter", drafter.ready()])
-    drafter.kill()
-    assert code == 1
-    assert said.startswith(f"specwire orchestrate: error: {drafter.address}: vocabulary mismatch: ")

@@ -14,6 +14,7 @@ import pytest
 from specwire.client import Chunk, Client, Finished, SpecwireError
 from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import LIMIT_S, PROMPT, plain
+from tests.integration.stack_process import private
 from tests.ports import free_address
 from tests.wait import eventually, limits
 
@@ -26,32 +27,19 @@ RENEWED = [f"the-same-one-s-token-number-{number}" for number in (2, 3, 4)]
 LENGTH = 1200
 
 
-class Files:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def put(self, name: str, text: str) -> str:
-        """Replace a file at once, as tools for secrets do."""
-        fresh = self._folder / f"{name}.new"
-        fresh.write_text(text)
-        fresh.chmod(0o600)
-        fresh.replace(self._folder / name)
-        return str(self._folder / name)
-
-
 def said(service: ServiceProcess, *words: str) -> bool:
     """Whether a line of its log has all of the words; waits for it."""
     return eventually(lambda: any(all(word in line for word in words) for line in service.said().splitlines()))
 
 
-def renewed(files: Files, orchestrator: ServiceProcess) -> bool:
+def renewed(folder: Path, orchestrator: ServiceProcess) -> bool:
     """Give orchestrator and verifier another key until a link was ended for the old one.
 
     A link that a busy machine has broken just then is dialled with the new one, and nothing ends it.
     """
     for token, limit_s in zip(RENEWED, limits(10.0), strict=False):
-        files.put("shown", token)
-        files.put("peers", f"orchestrator {token}\n")
+        private(folder / "shown", token)
+        private(folder / "peers", f"orchestrator {token}\n")
         if eventually(lambda: "lost: UNAUTHENTICATED" in orchestrator.said(), limit_s):
             return True
     return False
@@ -64,9 +52,12 @@ def streamed(url: str, token: str) -> Request:
 
 
 def test_keys_change_under_running_texts(owned: Parts, tmp_path: Path) -> None:
-    files, http = Files(tmp_path), free_address()
-    peers, shown = files.put("peers", f"orchestrator {FIRST}\n"), files.put("shown", FIRST)
-    clients, drafters = files.put("clients", f"ada {ADA}\nbob {BOB}\n"), files.put("drafters", f"attic {ATTIC}\n")
+    def put(name: str, text: str) -> str:
+        return private(tmp_path / name, text)
+
+    http = free_address()
+    peers, shown = put("peers", f"orchestrator {FIRST}\n"), put("shown", FIRST)
+    clients, drafters = put("clients", f"ada {ADA}\nbob {BOB}\n"), put("drafters", f"attic {ATTIC}\n")
     verifier = owned.start("verify", TARGET, "--patient", "--api-keys", peers)
     orchestrator = owned.start(
         "orchestrate",
@@ -74,7 +65,7 @@ def test_keys_change_under_running_texts(owned: Parts, tmp_path: Path) -> None:
         *("--accept-drafters", "--drafter-keys", drafters),
     )
     address = orchestrator.ready()
-    drafting = files.put("drafting", ATTIC)
+    drafting = put("drafting", ATTIC)
     drafter = owned.start("draft", DRAFT, "--connect", address, "--token-file", drafting)
     drafter.ready()
     ada, bob = Client(address, token=ADA, patience=0.0), Client(address, token=BOB, patience=0.0)
@@ -89,7 +80,7 @@ def test_keys_change_under_running_texts(owned: Parts, tmp_path: Path) -> None:
                 taken += event.tokens if isinstance(event, Chunk) else ()
         assert hers_too.readline().startswith(b"data: ")
 
-        files.put("clients", f"bob {BOB}\n")
+        put("clients", f"bob {BOB}\n")
         with pytest.raises(SpecwireError) as ended:
             list(hers)
         assert ended.value.code is grpc.StatusCode.UNAUTHENTICATED
@@ -99,12 +90,12 @@ def test_keys_change_under_running_texts(owned: Parts, tmp_path: Path) -> None:
             urlopen(streamed(f"http://{http}", ADA), timeout=LIMIT_S)
         assert refused.value.code == 401
 
-        files.put("drafters", f"cellar {CELLAR}\n")
+        put("drafters", f"cellar {CELLAR}\n")
         assert said(drafter, "refused this drafter: authorization: this token is not known here; dialling again")
-        files.put("drafting", CELLAR)
+        put("drafting", CELLAR)
         assert said(drafter, f"joined {address} again")
 
-        assert renewed(files, orchestrator)
+        assert renewed(tmp_path, orchestrator)
         assert said(orchestrator, verifier.address, "is there again")
 
         ends = []

@@ -14,6 +14,7 @@ from bench.harness.certificates import Authority
 from specwire.client import Client, ClientTls, SpecwireError
 from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import LIMIT_S, PROMPT, plain
+from tests.integration.stack_process import private
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.redis_groups import log_bytes
 from tests.orchestrator.redis_tls import encrypted, url_of
@@ -45,10 +46,7 @@ class Files:
         return "--redis-url", url
 
     def private(self, name: str, text: str) -> str:
-        file = self.folder / name
-        file.write_text(text)
-        file.chmod(0o600)
-        return str(file)
+        return private(self.folder / name, text)
 
     def listening(self) -> tuple[str, ...]:
         return "--tls-cert", self._cert, "--tls-key", self._key, "--tls-client-ca", self._ca
@@ -124,16 +122,6 @@ def test_who_lacks_either_is_not(serving: ServiceProcess, files: Files) -> None:
         with Client(serving.address, tls=tls, token=token, patience=0.0) as client, pytest.raises(SpecwireError) as no:
             client.complete(PROMPT, max_tokens=5, timeout=LIMIT_S)
         assert no.value.code is code
-
-
-def test_a_drafter_dials_in_with_its_own_token_only(serving: ServiceProcess, files: Files, owned: Parts) -> None:
-    def joining(token: str) -> tuple[str, ...]:
-        return "-m", "deploy", "draft", DRAFT, "--connect", serving.address, *files.dialling("drafter", token)
-
-    code, _, said = owned.run(*joining(ADA))
-    assert code == 1
-    assert said.splitlines()[-1].endswith("refused this drafter: authorization: this token is not known here")
-    assert ADA not in said
 
 
 def test_the_log_is_reached_by_who_shows_a_certificate(

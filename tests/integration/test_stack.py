@@ -5,19 +5,16 @@ With equal logits the text is a function of target, prompt and sampling alone, s
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import signal
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from specwire.client import Chunk, Client, Completion
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
-from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, running
+from tests.integration.stack_process import DRAFT, END_LIMIT, START_LIMIT, TARGET, Command, listeners, running
 from tests.wait import asked_blocking, eventually
 
 PROMPT = "1 2 3"
@@ -52,24 +49,10 @@ def complete_with_a_kill(address: str, stack: Command, part: str) -> Completion:
     return gathered.completion()
 
 
-def listeners(stack: Command) -> list[tuple[str, str, int]]:
-    """(process, address, port) of all sockets of the stack's processes that wait for connections or datagrams."""
-    found = []
-    for pid in stack.family():
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            found += [
-                (process.name(), str(each.laddr.ip).removeprefix("::ffff:"), int(each.laddr.port))
-                for each in process.net_connections("inet")
-                if each.laddr and not each.raddr
-            ]
-    return found
-
-
 def test_every_process_listens_on_loopback_only(address: str, stack: Command) -> None:
-    found = listeners(stack)
-    assert int(address.rpartition(":")[2]) in [port for _, _, port in found]
-    assert [each for each in found if not ipaddress.ip_address(each[1]).is_loopback] == []
+    found, away = listeners(stack.family())
+    assert int(address.rpartition(":")[2]) in [port for _, port in found]
+    assert away == []
 
 
 def test_drafting_changes_no_token(address: str, plain: Completion) -> None:

@@ -1,10 +1,13 @@
-"""However a stack ends, in order or not, it says why in one line and leaves no process and no file."""
+"""However a stack ends, in order or not, it says why in one line and leaves no process and no file.
+
+So do the stacks that `demo` and `generate` start.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +46,6 @@ def test_a_second_ctrl_c_ends_it_on_the_spot() -> None:
 def test_its_processes_die_with_it() -> None:
     with running("up", *ANY_PORT, *PAIR) as command:
         assert command.line()
-        assert command.family()
         command.process.kill()
         command.wait(END_LIMIT)
         assert eventually(lambda: not command.family(), END_LIMIT), command.family()
@@ -58,14 +60,6 @@ def test_a_dead_redis_ends_the_stack_with_a_reason() -> None:
         assert command.nothing_left(), command.family()
 
 
-def test_a_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert failure("up", "--listen", listen, *PAIR) == (
-            f"specwire up: error: listen: {listen} cannot be used: Address already in use"
-        )
-
-
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_an_unknown_model(role: str) -> None:
     models = {"target": TARGET, "draft": DRAFT, role: "./no/such/model"}
@@ -75,9 +69,32 @@ def test_an_unknown_model(role: str) -> None:
     assert "no/such/model" in error
 
 
-def test_vocabularies_that_differ() -> None:
-    error = failure("up", *ANY_PORT, "--target", TARGET, "--draft", "scripted:7:vocab=32")
-    assert "vocabular" in error
+# Commands that start one of their own
+
+PROMPTS = [{"name": "one", "text": "1 2 3"}, {"name": "two", "text": "5 6"}]
+
+
+def test_demo_compares_texts_and_speeds(tmp_path: Path) -> None:
+    (tmp_path / "prompts.json").write_text(json.dumps(PROMPTS))
+    with running("demo", "--prompts", str(tmp_path / "prompts.json"), "--max-tokens", "40", *PAIR) as command:
+        assert command.process.stdout is not None
+        output = command.process.stdout.read()
+        assert command.wait() == 0, command.said()
+        assert command.nothing_left(), command.family()
+    assert "--- temperature 0, one\n1 2 3" in output
+    assert "--- temperature 0.8, two\n5 6" in output
+    assert output.count("[40 tokens, ") == 4
+    assert "head" not in output
+    assert output.rstrip().endswith("texts identical, token for token: 4 of 4")
+    assert "\x1b" not in output
+
+
+def test_generate_starts_a_stack_of_its_own_and_ends_it() -> None:
+    with running("generate", "1 2 3", "--max-tokens", "30", "--stop", "no such text", *PAIR) as command:
+        assert len(command.line().split()) == 30
+        assert command.wait() == 0, command.said()
+        assert "30 tokens in " in command.last_line()
+        assert command.nothing_left(), command.family()
 
 
 # A command whose cleaning up takes so long that a second signal comes meanwhile, behind the end of its event loop.

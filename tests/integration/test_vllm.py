@@ -16,6 +16,7 @@ from bench.vllm.server import MISSING, START_S, VLLM, VllmServer, running
 from demo_pair import DRAFT, TARGET
 from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.test_demo_pair import asked, check_choices
+from tests.integration.stack_process import private
 from tests.ports import free_address
 from tests.wait import eventually
 
@@ -31,10 +32,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, authority = tmp_path_factory.mktemp("keys"), Authority()
     authority.save(folder, "ca")
     authority.sign().save(folder, "own")
-    for name, text in (("keys", f"vllm {TOKEN}\n"), ("token", TOKEN)):
-        file = folder / name
-        file.touch(0o600)
-        file.write_text(text)
+    private(folder / "keys", f"vllm {TOKEN}\n")
+    private(folder / "token", TOKEN)
     return folder
 
 

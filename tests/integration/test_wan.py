@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from bench.harness.child import descendants
-from bench.wan.rig import Orchestration, WanPair, WanRig, places, rig
+from bench.wan.rig import Orchestration, WanPair, WanRig, rig
 from specwire.core.law.sampling import Sampling
 from tests.faults.streams import Stream, plain
 
 TARGET = "scripted:7:vocab=64:delay_ms=4"
 SAMPLED = Sampling(temperature=0.9, seed=11)
 TOKENS = 120
-# For faults: no reader is so late that it is over before one, and it is left once it has gone on behind it.
-LONG = 4000
 TEXTBOOK = Orchestration("lockstep:4", patient=True)
 
 
@@ -26,7 +23,7 @@ def line() -> Iterator[WanRig]:
     """Give both sides of the line; at the end nothing of them is left."""
     before = set(descendants(os.getpid()))
     pair = WanPair(f"{TARGET}:device=cloud", "scripted:7:vocab=64:agree=0.8:delay_ms=1:device=edge")
-    with places() as where, rig(where, pair, [Orchestration(), TEXTBOOK]) as started:
+    with rig(pair, [Orchestration(), TEXTBOOK]) as started:
         yield started
     assert set(descendants(os.getpid())) <= before
 
@@ -43,31 +40,6 @@ def test_the_text_does_not_depend_on_the_line(line: WanRig, address: str, rtt_ms
         assert stream.rest() == plain(TARGET, TOKENS)
     with Stream(address, max_tokens=TOKENS, temperature=0.9, seed=11) as stream:
         assert stream.rest() == plain(TARGET, TOKENS, sampling=SAMPLED)
-
-
-def test_a_link_cut_in_the_middle_of_a_sentence_changes_nothing(line: WanRig, address: str) -> None:
-    line.shape(40)
-    with Stream(address, max_tokens=LONG) as stream:
-        stream.until(TOKENS // 4)
-        for link in line.links:
-            link.cut(1.0)
-        goes_on(stream, time.monotonic() + 1.0)
-
-
-def test_a_link_that_holds_everything_back_for_a_while_changes_nothing(line: WanRig, address: str) -> None:
-    line.shape(40)
-    with Stream(address, max_tokens=LONG) as stream:
-        stream.until(TOKENS // 4)
-        for link in line.links:
-            link.stall(2.0)
-        goes_on(stream, time.monotonic() + 2.0)
-
-
-def goes_on(stream: Stream, over: float) -> None:
-    """Behind the fault, which is over at that moment, with the same text."""
-    stream.until_arrived(over)
-    stream.until(len(stream.tokens) + TOKENS)
-    assert stream.tokens == plain(TARGET.rpartition(":")[0], len(stream.tokens))
 
 
 def test_jitter_and_a_narrow_line_change_nothing(line: WanRig, address: str) -> None:

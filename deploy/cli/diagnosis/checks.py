@@ -18,7 +18,7 @@ from typing import Any
 
 import demo_pair
 from deploy.cli.terminal import GREEN, RESET, YELLOW
-from deploy.stack.local_host import CorePlan, threads_told
+from deploy.stack.hosts import CorePlan, threads_told
 from deploy.stack.options import (
     StackError,
     StackOptions,

@@ -265,7 +265,7 @@ class HeadedModel(CachedLM, DraftingModel):
 
     @property
     def branches(self) -> bool:
-        """A window is a line here. A head's runners-up would gain little (`python -m bench.branching.head_windows`)."""
+        """A window is a line here. A head's runners-up would gain little (docs/LOG.md)."""
         return False
 
     @property

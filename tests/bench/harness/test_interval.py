@@ -25,11 +25,8 @@ def test_more_samples_narrow_the_interval() -> None:
     assert found.coverage == pytest.approx(1 - 2 * (1 + 15 + 105 + 455) / 2**15)
 
 
-@pytest.mark.parametrize(("count", "coverage"), [(1, 0.0), (2, 0.5), (5, 0.9375)])
-def test_few_samples_say_how_little_they_cover(count: int, coverage: float) -> None:
-    found = estimate(range(count))
-    assert (found.low, found.high) == (0, count - 1)
-    assert found.coverage == pytest.approx(coverage)
+def test_few_samples_say_how_little_they_cover() -> None:
+    assert [estimate(range(count)).coverage for count in (1, 2, 5)] == pytest.approx([0.0, 0.5, 0.9375])
 
 
 def test_the_interval_covers_as_often_as_it_says() -> None:

@@ -61,6 +61,8 @@ def test_others_do_it_unless_it_is_little_or_for_one() -> None:
     assert os.getpid() not in set(in_processes(where, range(FEW + 1), 2))
     assert set(in_processes(where, range(FEW), 2)) == {os.getpid()}
     assert set(in_processes(where, range(12), 1)) == {os.getpid()}
+    with pytest.raises(ValueError, match="not 0"):
+        list(in_processes(refused, range(FEW + 1), 2))  # what fails there is told here
 
 
 def test_what_was_not_begun_is_left_where_no_more_is_wanted(tmp_path: Path) -> None:
@@ -71,11 +73,6 @@ def test_what_was_not_begun_is_left_where_no_more_is_wanted(tmp_path: Path) -> N
     assert 1 <= done < len(asked)
     time.sleep(0.2)
     assert len(list(tmp_path.iterdir())) == done
-
-
-def test_what_fails_there_is_told_here() -> None:
-    with pytest.raises(ValueError, match="not 0"):
-        list(in_processes(refused, range(3), 2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -24,16 +24,12 @@ def test_frames_are_counted_however_they_are_cut(piece: int) -> None:
     assert frames.count == Count(bytes=len(sent), frames=5, data_frames=2, data_bytes=8)
 
 
-def test_a_server_has_no_preface() -> None:
+def test_a_server_has_no_preface_and_padding_is_no_payload() -> None:
     frames = Frames(client=False)
     frames.feed(TRAFFIC)
     assert frames.count.data_bytes == 8
-
-
-def test_padding_is_no_payload() -> None:
-    frames = Frames(client=False)
-    frames.feed(SETTINGS + frame(0, 1, b"\x02abc..", flags=8))
-    assert frames.count.data_bytes == 3
+    frames.feed(frame(0, 1, b"\x02abc..", flags=8))
+    assert frames.count.data_bytes == 8 + 3
 
 
 @pytest.mark.parametrize("client", [True, False])

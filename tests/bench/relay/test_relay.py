@@ -15,7 +15,7 @@ import pytest
 from bench.harness.child import descendants
 from bench.harness.runs import BenchError
 from bench.relay.frames import Frames
-from bench.relay.link import RelayLink, gauge
+from bench.relay.link import RelayLink
 from bench.relay.relay import MOST_QUEUED, Lateness, LineShape, RelayWay
 
 LIMIT_S = 120.0
@@ -31,10 +31,14 @@ def served() -> Iterator[tuple[socket.socket, RelayLink]]:
             yield listener, link
 
 
+def dialled(link: RelayLink) -> tuple[str, int]:
+    host, _, port = link.address.rpartition(":")
+    return host, int(port)
+
+
 @contextmanager
 def connected(listener: socket.socket, link: RelayLink) -> Iterator[tuple[socket.socket, socket.socket]]:
-    host, _, port = link.address.rpartition(":")
-    with socket.create_connection((host, int(port)), LIMIT_S) as near:
+    with socket.create_connection(dialled(link), LIMIT_S) as near:
         far, _ = listener.accept()
         far.settimeout(LIMIT_S)
         with far:
@@ -94,15 +98,18 @@ def test_a_stall_holds_back_and_loses_nothing() -> None:
         assert time.monotonic() - began >= 0.45
 
 
-def test_a_cut_resets_connections_and_refuses_new_ones_until_it_is_over() -> None:
+def test_a_cut_resets_connections_and_refuses_new_ones_until_it_is_over(dead_address: str) -> None:
+    """As does a relay to where nobody is."""
+    nowhere = RelayLink(dead_address)
+    with nowhere, socket.create_connection(dialled(nowhere), LIMIT_S) as near, pytest.raises(ConnectionResetError):
+        near.recv(1)
     with served() as (listener, link):
         with connected(listener, link) as (near, far):
             link.cut(0.3)
             for end in (near, far):
                 with pytest.raises(ConnectionResetError):
                     end.recv(1)
-        host, _, port = link.address.rpartition(":")
-        with pytest.raises(ConnectionResetError), socket.create_connection((host, int(port)), LIMIT_S) as refused:
+        with pytest.raises(ConnectionResetError), socket.create_connection(dialled(link), LIMIT_S) as refused:
             refused.recv(1)
         time.sleep(0.35)
         with connected(listener, link) as (near, far):
@@ -122,13 +129,6 @@ def test_traffic_is_counted_by_direction_past_connections_included() -> None:
     assert (traffic.up.bytes, traffic.down.bytes) == (6, 4)
 
 
-def test_a_server_that_is_not_there_resets_the_dialler(dead_address: str) -> None:
-    with RelayLink(dead_address) as link:
-        host, _, port = link.address.rpartition(":")
-        with pytest.raises(ConnectionResetError), socket.create_connection((host, int(port)), LIMIT_S) as near:
-            near.recv(1)
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -142,13 +142,6 @@ def test_a_wrong_command_is_named_and_the_relay_goes_on(command: dict[str, objec
         with pytest.raises(BenchError, match=message):
             link._ask(command)
         link.shape(0)
-
-
-def test_the_gauge_sees_the_delay() -> None:
-    found = gauge((0.0, 20.0), pings=5, bulk=1 << 20)
-    assert [one.wanted for one in found.round_trips] == [0.0, 20.0]
-    assert found.round_trips[1].p50 >= 20.0
-    assert found.megabytes_per_second > 0
 
 
 # One way, with a clock of the test's own

@@ -20,7 +20,7 @@ from bench.harness.services import Process, RedisLog, ServiceProcess
 from bench.soak import load as load
 from bench.soak import run
 from bench.soak.load import ServedLoad, SessionCrowd
-from bench.soak.memory import Memory
+from bench.soak.load_report import Memory
 from bench.soak.monkey import Fault, FaultKind, Monkey
 from bench.soak.rig import Rig
 from specwire.client import AsyncClient, SpecwireError

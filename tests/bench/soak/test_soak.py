@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak import monkey, run
-from bench.soak.checks import CheckKind, check, mismatches, scores_of
+from bench.soak import run
+from bench.soak.checks import CheckKind, check, mismatches
 from bench.soak.jobs import Job, Manner, SoakPair, draw, scripted
 from bench.soak.neighbour import KINDS, Neighbour, dead_end, ends_of_ranges, long_note, many_numbers, many_parts
 from bench.soak.reader import Told
@@ -59,17 +59,12 @@ def kinds(pair: SoakPair, it: Told) -> list[CheckKind]:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLING])
-def test_a_right_text_is_right(pair: SoakPair, sampling: Sampling) -> None:
+def test_a_right_text_is_right_and_one_wrong_token_is_found(pair: SoakPair, sampling: Sampling) -> None:
     tokens = text_of(pair, 40, sampling)
     assert kinds(pair, told(a_job(sampling=sampling), tokens)) == []
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLING])
-def test_one_wrong_token_is_found(pair: SoakPair, sampling: Sampling) -> None:
-    tokens = text_of(pair, 20, sampling)
     wrong = [*tokens[:-1], tokens[-1] % 63 + 1]
     (found,) = mismatches(pair, a_job(sampling=sampling), wrong)
-    assert (found.at, found.expected, found.got) == (19, tokens[-1], wrong[-1])
+    assert (found.at, found.expected, found.got) == (39, tokens[-1], wrong[-1])
     assert found.gap > 0
 
 
@@ -78,13 +73,6 @@ def test_a_near_tie_is_no_mismatch(pair: SoakPair) -> None:
     wrong = [*tokens[:-1], tokens[-1] % 63 + 1]
     assert kinds(replace(pair, tie=100.0), told(a_job(), wrong)) == [CheckKind.NEAR_TIE]
     assert kinds(pair, told(a_job(), wrong)) == [CheckKind.MISMATCH]
-
-
-def test_scores_are_those_of_the_choice(pair: SoakPair) -> None:
-    row = pair.model.forward([Feed(0, 0, PROMPT, 1)])[0].numpy()
-    for seed in range(20):
-        sampling = replace(SAMPLING, seed=seed)
-        assert int(scores_of(row, 3, sampling).argmax()) == choose(row, 3, sampling)
 
 
 def test_the_end(pair: SoakPair) -> None:
@@ -132,13 +120,6 @@ def test_sessions_are_a_function_of_the_seed(pair: SoakPair) -> None:
     for part in ("stop", "request_id", "pauses", "second", "ignore_eos"):
         assert {bool(getattr(job, part)) for job in jobs} == {True, False}
     assert {job.sampling.temperature == 0.0 for job in jobs} == {True, False}
-
-
-def test_faults_have_names() -> None:
-    line = monkey.Fault(monkey.FaultKind.CUT, "orchestrator 1 to verifier 2", 1.0)
-    assert (line.name, line.role) == ("line to verifier cut", "orchestrator 1 to verifier 2")
-    process = monkey.Fault(monkey.FaultKind.KILL, "verifier 2", 1.0)
-    assert (process.name, process.role) == ("verifier killed", "verifier")
 
 
 def test_the_report(pair: SoakPair, tmp_path: Path) -> None:

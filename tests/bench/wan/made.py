@@ -41,7 +41,7 @@ def expected(cell: WanCell = SHOWN, optimum_of_chains: float = 35.0, optimum: fl
 
 def measured(speeds: Mapping[str, float] = SPEEDS, cell: WanCell = SHOWN) -> EmulatedTimes:
     known = {name: speeds[name] for name in measured_in(cell) if name in speeds}
-    return EmulatedTimes(expected(cell), steady(known), {"0.5": 0.1}, isolated=True)
+    return EmulatedTimes(expected(cell), steady(known), {"0.5": 0.1})
 
 
 def wire(bytes_per_proposed: float = 11.0) -> Wire:

@@ -36,7 +36,7 @@ def test_the_recorded_traces_are_whole() -> None:
     assert 0.3 < acceptance("".join(traces)) < 0.95
 
 
-@pytest.mark.parametrize("wanted", [0.0, 0.4, 0.6, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize("wanted", [0.0, 0.4, 0.9, 1.0])
 def test_a_trace_is_thinned_or_boosted_by_as_little_as_it_takes(wanted: float) -> None:
     for trace in recorded()[:4]:
         made = with_acceptance(trace, wanted, seed=3)

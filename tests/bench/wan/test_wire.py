@@ -6,7 +6,7 @@ import pytest
 
 from bench.harness.runs import BenchError
 from bench.relay.frames import HEADER, Count
-from bench.wan.wire import GRPC_PREFIX, Hop, hop_of, messages_of
+from bench.wan.wire import hop_of, messages_of
 from specwire.v1 import common_pb2, verify_pb2
 
 PROPOSAL = common_pb2.Proposal(handle=1, chain=3, base=600, offset=4, tokens=[20_000] * 4)
@@ -18,15 +18,12 @@ def framed(message: verify_pb2.ConnectVerifyRequest) -> bytes:
     return b"\0" + len(data).to_bytes(4, "big") + data
 
 
-def test_messages_are_cut_apart() -> None:
+def test_messages_are_cut_apart_and_a_piece_of_one_is_refused() -> None:
     messages = [REQUEST(proposals=[PROPOSAL]), REQUEST(), REQUEST(progress=[verify_pb2.Progress(handle=1, credit=9)])]
-    found = list(messages_of(b"".join(map(framed, messages))))
-    assert [REQUEST.FromString(data) for data in found] == messages
-
-
-def test_a_piece_of_a_message_is_refused() -> None:
+    stream = b"".join(map(framed, messages))
+    assert [REQUEST.FromString(data) for data in messages_of(stream)] == messages
     with pytest.raises(BenchError, match="in part"):
-        list(messages_of(framed(REQUEST(proposals=[PROPOSAL]))[:-1]))
+        list(messages_of(stream[:-1]))
 
 
 def test_every_byte_is_accounted_for() -> None:
@@ -40,6 +37,7 @@ def test_every_byte_is_accounted_for() -> None:
     assert hop.tokens == {"proposals": 12, "progress": 0}
     assert sum(hop.bytes.values()) == pytest.approx(len(stream) + 2 * HEADER)
     assert hop.per_token("proposals") == pytest.approx(hop.bytes["proposals"] / 12)
+    assert hop.per_token("opens") == 0.0
 
 
 def test_an_opening_is_left_out_with_its_framing() -> None:
@@ -53,8 +51,3 @@ def test_a_chunk_of_four_fits_its_allowance_by_itself() -> None:
     first = common_pb2.Proposal(handle=1, source=1, chain=300, base=600, tokens=[120_000] * 4, prefix_hash=1 << 63)
     size = len(framed(REQUEST(proposals=[first]))) + HEADER
     assert size / 4 <= 16
-
-
-def test_nothing_proposed_costs_nothing_per_token() -> None:
-    assert Hop("up").per_token("proposals") == 0.0
-    assert GRPC_PREFIX == 5
