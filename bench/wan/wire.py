@@ -34,6 +34,7 @@ CHUNK = 4
 PLAN, TREES = Orchestration(f"stream:{CHUNK},32"), Orchestration(f"stream:{CHUNK},128,0,8")
 GRPC_PREFIX = 5
 QUIET_S = 0.25
+MOST_LOOKS = 100
 # Every rule, and its temperature. Under rejection and block a proposal also says what its tokens were drawn from.
 RULES = {
     "greedy": 0.0,
@@ -138,11 +139,12 @@ def _watch(client: Client, rule: str, tokens: int, links: Sequence[RelayLink]) -
 def _at_rest(links: Sequence[RelayLink]) -> list[Traffic]:
     """Their traffic once nothing passes: a proposal under way when its session ended is not the next one's."""
     now = [link.traffic() for link in links]
-    while True:
+    for _ in range(MOST_LOOKS):
         time.sleep(QUIET_S)
         before, now = now, [link.traffic() for link in links]
         if now == before:
             return now
+    raise BenchError(f"wire: the links were never quiet for {QUIET_S:g} s")
 
 
 def _difference(before: Traffic, after: Traffic) -> Iterator[Count]:

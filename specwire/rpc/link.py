@@ -318,7 +318,8 @@ class Link(Generic[Request, Response]):
         self._break(LinkError(reason))
 
     async def run(self, listener: Listener[Response]) -> None:
-        loop, backoff = asyncio.get_running_loop(), Backoff(FIRST_BACKOFF, MOST_BACKOFF)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        backoff = Backoff(FIRST_BACKOFF, MOST_BACKOFF)
         while True:
             began, self._was_cut = loop.time(), False
             try:
@@ -326,6 +327,8 @@ class Link(Generic[Request, Response]):
             except Exception as error:  # a bug of ours: only the sessions on this link are lost
                 logger.exception("link to %s failed", self.address)
                 was_up, reason = True, describe(error)
+            if task is not None and task.cancelling():  # gRPC keeps one that comes while a call begins to itself
+                raise asyncio.CancelledError
             if was_up:
                 logger.warning("link to %s lost: %s", self.address, reason)
                 self._told = True
@@ -439,10 +442,7 @@ class Link(Generic[Request, Response]):
             return self._unreadable(error)
         except grpc.RpcError as error:
             return ending.told or describe(error)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
+        except asyncio.CancelledError:  # of the call, or of this task: see `run`
             return str(broken[0]) if broken else "the stream was cancelled"
         finally:
             self._outbox, self._break = None, lambda _: None

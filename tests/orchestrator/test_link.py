@@ -7,7 +7,7 @@ import itertools
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from orchestrator.peers.models import Tokenizers
 from orchestrator.peers.peer import DrafterLink, VerifierLink, VerifierPeer
 from orchestrator.pool import StartError
 from specwire.client import AsyncClient, Completion, SpecwireError
-from specwire.rpc.link import GAUGED, Link
+from specwire.rpc.link import GAUGED, Link, _FirstStatus
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.rpc.tls import ClientTls, ServerTls
 from specwire.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -37,6 +37,7 @@ from tests.wait import asked, limits, raised, until
 
 Info = common_pb2.GetModelInfoResponse
 Request = common_pb2.GetModelInfoRequest
+DoneCallback = Callable[[Any], None]
 
 
 def ask_by(link: Link[Any, Any], ask: Callable[[Any, Request], Awaitable[Info]]) -> None:
@@ -45,6 +46,76 @@ def ask_by(link: Link[Any, Any], ask: Callable[[Any, Request], Awaitable[Info]])
     link._stub = lambda channel: SimpleNamespace(
         Connect=make(channel).Connect, GetModelInfo=partial(ask, make(channel))
     )
+
+
+class Overwritten(grpc.aio.Call):
+    """Ends with the peer's status, and has another one once a write has failed."""
+
+    def __init__(self) -> None:
+        self.now, self._ended = (grpc.StatusCode.UNAUTHENTICATED, "not known here"), list[DoneCallback]()
+
+    def add_done_callback(self, callback: DoneCallback) -> None:
+        self._ended.append(callback)
+
+    def end(self) -> None:
+        for callback in self._ended:
+            callback(self)
+
+    async def code(self) -> grpc.StatusCode:
+        return self.now[0]
+
+    async def details(self) -> str:
+        return self.now[1]
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    async def trailing_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    async def wait_for_connection(self) -> None: ...
+    def cancelled(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return True
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def cancel(self) -> bool:
+        return False
+
+
+async def test_the_status_that_is_told_first_is_said() -> None:
+    call = Overwritten()
+    ending = _FirstStatus(call)
+    call.end()
+    call.now = grpc.StatusCode.INTERNAL, "Internal error from Core"
+    call.end()
+    assert ending.told == "UNAUTHENTICATED: not known here"
+
+
+async def test_a_link_ends_though_grpc_keeps_the_cancellation_to_itself(
+    dead_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does where a stream ends while it begins."""
+    begun = asyncio.Event()
+
+    async def connect_once(*_: object) -> tuple[bool, str]:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return True, "the peer closed the stream"
+
+    monkeypatch.setattr(Link, "_connect_once", connect_once)
+    link: VerifierLink = Link(dead_address, verify_pb2_grpc.VerifyServiceStub)
+    running = asyncio.create_task(link.run(SimpleNamespace(on_unreachable=lambda: None)))
+    await begun.wait()
+    running.cancel()
+    async with asyncio.timeout(60.0):
+        with pytest.raises(asyncio.CancelledError):
+            await running
 
 
 async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from orchestrator.ownership import Cancellations
 from orchestrator.session.appender import Appender
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import SessionFailure
-from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError
+from orchestrator.store import AppendReply, Fenced, StoredSession, StoreError, StoreUnavailable
 from orchestrator.store.health import LogHealth
 from orchestrator.store.sqlite import SessionRow, SqliteStore
 from orchestrator.sweeper import Sweeper
@@ -50,6 +50,10 @@ def taken_for_success(patch: Patch, refusal: type[Exception]) -> None:
             return AppendReply(effect.position + len(effect.tokens), False)
 
     patch.setattr(Appender, "_write_and_mend", believing)
+
+
+def unknown_outcome_taken_for_success(patch: Patch) -> None:
+    taken_for_success(patch, StoreUnavailable)
 
 
 def fenced_owner_goes_on(patch: Patch) -> None:

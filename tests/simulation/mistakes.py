@@ -52,6 +52,7 @@ MISTAKES = [
     # The log and its owners
     Mistake(log.fence_not_checked, "under fence", scenarios=made.taken_over),
     Mistake(log.append_repeated, "the log holds what cannot be", made.has("acks_lost")),
+    Mistake(log.unknown_outcome_taken_for_success, "durable, acknowledged", made.has("effects_lost", "log_down")),
     Mistake(log.fenced_owner_goes_on, "prefix_hash|acknowledged", scenarios=made.taken_over),
     Mistake(log.lost_log_begun_anew, "acknowledged|DATA_LOSS|in the log", scenarios=made.log_lost_under_way),
     Mistake(log.tasks_left_behind, "left running", scenarios=made.left_behind),
@@ -91,6 +92,7 @@ MISTAKES = [
     Mistake(requests.cache_shared_across_tenants, "cached, and never had", scenarios=made.two_tenants),
     Mistake(requests.request_id_joined_with_another_body, "the prompt, asked for", scenarios=made.two_bodies),
     Mistake(requests.parent_s_last_token_left_out, "the prompt, asked for", scenarios=made.next_turns),
+    Mistake(requests.completions_without_a_number, "sampling, asked for", scenarios=made.several_completions),
     Mistake(
         requests.completions_share_their_noise, "a verifier decided what cannot be", scenarios=made.several_completions
     ),

@@ -60,6 +60,15 @@ def parent_s_last_token_left_out(patch: Patch) -> None:
     with_awaited(patch, calls, "tokens_of", lambda tokens: tokens[:-1])
 
 
+def completions_without_a_number(patch: Patch) -> None:
+    original = requests._single
+
+    def careless(request: pb.GenerateRequest, choice: int) -> pb.GenerateRequest:
+        return original(request, 0)
+
+    patch.setattr(requests, "_single", careless)
+
+
 def completions_share_their_noise(patch: Patch) -> None:
     patch.setattr(RowSampling, "key", property(lambda self: Key(self.sampling.seed, 0, self.position)))
 

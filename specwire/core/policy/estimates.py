@@ -116,7 +116,7 @@ class AcceptanceByPosition:
             rates.append(shrunk)
         if prior is None:
             self._rates = rates
-        return rates
+        return rates[:]
 
     def expected(self, window: int) -> float:
         """Tokens that a window is expected to decide: see `expected_tokens`."""

@@ -181,8 +181,9 @@ class ScopeTexts:
             first -= 1  # what follows the common part is its own
         text.tokens.extend(tokens)
         ends = range(max(first, SHARED_ORDERS[-1]), len(text.tokens) + 1)
-        for start in range(0, len(ends), self.capacity // 2):
-            self._note(text, ends[start : start + self.capacity // 2])
+        step = max(1, self.capacity // 2)
+        for start in range(0, len(ends), step):
+            self._note(text, ends[start : start + step])
 
     def forget(self, session_id: str) -> None:
         """Drop a session's text; nothing of it is proposed any more, also while the session runs on."""

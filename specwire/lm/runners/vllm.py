@@ -445,7 +445,7 @@ class LeadingRunner(Runner):
         self._ranks = ranks
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        self._tell("run", *((feed.slot, feed.start, feed.tokens, feed.wanted) for feed in feeds))
+        self._tell("run", *((feed.slot, feed.start, [*feed.tokens], feed.wanted) for feed in feeds))
         try:
             return self.runner.run(feeds)
         except Exception as error:

@@ -64,6 +64,7 @@ def test_created_and_read_again(client: openai.OpenAI) -> None:
     assert (done.model, done.metadata, done.temperature) == (MODEL, {"for": "a test"}, 0)
     again = client.responses.retrieve(done.id)
     assert again == done
+    assert created(client, extra_body={**GREEDY, "presence_penalty": 2}).output_text != done.output_text
     stopped = created(client, extra_body={**GREEDY, "stop": [f" {TOKENS[5]}"]})
     assert (stopped.status, stopped.output_text) == ("completed", " ".join(map(str, TOKENS[:5])))
     assert client.responses.retrieve(stopped.id) == stopped
