@@ -356,7 +356,7 @@ def fill(model: nn.Module, name: str, read_into: Callable[[str, torch.Tensor], N
                 _write(path, size, {each: (place, parameters[each]) for each, place in places.items()}, read_into)
             memory = _map(path, size, mmap.MAP_PRIVATE)
         except OSError as reason:
-            logger.info("weights are kept in memory, not in a file: %s", reason)
+            logger.info("weights are kept in memory, not in a file (%s): %s", name, reason)
         else:
             whole = torch.frombuffer(memory, dtype=torch.uint8)
             for each, place in places.items():

@@ -153,7 +153,7 @@ def made_up(count: int, vocabulary: int) -> list[int]:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A trial that was passed is remembered: it would say the same again of the same weights, code, libraries, processor and
-# options. Of a model of 1.5 billion weights it takes half of the start.
+# options. Of a model of 1.5 billion weights it takes seconds of a start, beside other work half a minute.
 
 # Bytes of weights from which on that is worth a file.
 WORTH_BYTES = 64 << 20
@@ -218,8 +218,12 @@ def _read(path: Path) -> PassedTrial | None:
 def _remember(path: Path, passed: PassedTrial) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile("w", dir=path.parent, prefix="new-", delete=False) as file:
-        file.write(json.dumps(passed._asdict()))
-    Path(file.name).replace(path)
+        beside = Path(file.name)
+    try:
+        beside.write_text(json.dumps(passed._asdict()))
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
     with suppress(OSError):  # another process may forget the same ones
         for each in sorted(path.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-MOST_REMEMBERED]:
             each.unlink(missing_ok=True)

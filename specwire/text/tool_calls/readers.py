@@ -37,7 +37,7 @@ class ToolFunction:
     strict: bool = False
 
 
-class Heads(dict[str, str]):
+class CallHeads(dict[str, str]):
     """What calls may begin with, and whose each is: the function's name. Of one that several have, the longest name."""
 
     def __init__(self, heads: Iterable[tuple[str, str]]) -> None:
@@ -55,13 +55,13 @@ class Functions(dict[str, ToolFunction]):
 
     def __init__(self, functions: Sequence[ToolFunction]) -> None:
         super().__init__({each.name: each for each in functions})
-        self._heads: dict[Hashable, Heads] = {}
+        self._heads: dict[Hashable, CallHeads] = {}
         self._types: dict[str, SchemaTypes] = {}
 
-    def heads(self, form: Hashable, written: Callable[[str], Iterable[str]] = lambda name: (name,)) -> Heads:
+    def heads(self, form: Hashable, written: Callable[[str], Iterable[str]] = lambda name: (name,)) -> CallHeads:
         """written: how calls of a function begin in this form."""
         if form not in self._heads:
-            self._heads[form] = Heads((head, name) for name in self for head in written(name))
+            self._heads[form] = CallHeads((head, name) for name in self for head in written(name))
         return self._heads[form]
 
     def types(self, name: str) -> SchemaTypes:
