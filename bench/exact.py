@@ -43,10 +43,12 @@ WAYS: dict[str, tuple[str, ...]] = {
     "torch, float32": ("--runtime", "torch", "--dtype", "float32"),
     "torch, float32, deterministic": ("--runtime", "torch", "--dtype", "float32", "--deterministic"),
     "torch, bfloat16": ("--runtime", "torch", "--dtype", "bfloat16"),
+    "torch, bfloat16, deterministic": ("--runtime", "torch", "--dtype", "bfloat16", "--deterministic"),
     "llamacpp": ("--runtime", "llamacpp"),
+    "llamacpp, deterministic": ("--runtime", "llamacpp", "--deterministic"),
 }
 # Those of which no text may change.
-EXACT = ("default", "openvino, bfloat16", "openvino, float32", "torch, float32, deterministic")
+EXACT = ("default", "openvino, bfloat16", "openvino, float32", *(way for way in WAYS if way.endswith("deterministic")))
 AGAIN, DRAFTED, IN_COMPANY, KILLED = "asked again", "with guesses", f"{AT_ONCE} at once", "verifier killed"
 Text = tuple[int, ...]
 

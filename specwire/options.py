@@ -262,7 +262,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
         Option("context", "verify draft edge", "N", int, help="positions per session (default: the model's)"),
         Option("deterministic", "stack verify", kind=bool,
                help="refuse to serve where guesses, or who shares a forward, could change a bit; slower on torch "
-                    "(default: off)"),
+                    "and llama.cpp (default: off)"),
         Option("ngram", "verify", kind=bool, default=True,
                help="propose what followed the same tokens earlier in the text, where that pays (default: on)"),
         Option("no-ngram", "stack proposer", kind=bool,

@@ -95,7 +95,8 @@ def _loaded(spec: str, asked: Loading) -> LanguageModel:
             except ModelError as reason:
                 logger.info("%s is not computed as %s: %s", spec, quantization, reason)
         return pretrained.load_pretrained(spec, size, dtype, asked)
-    _refuse({"runtime": asked.runtime not in (TORCH, AUTO), **_of_our_runtimes(asked)}, f"--engine {VLLM}")
+    otherwise = {"runtime": asked.runtime not in (TORCH, AUTO), "deterministic": asked.deterministic}
+    _refuse({**otherwise, **_of_our_runtimes(asked)}, f"--engine {VLLM}")
     with _told_by(asked.ranks):
         return pretrained.load_in_vllm(spec, size, dtype, asked)
 
@@ -197,7 +198,6 @@ def _computed_in(asked: Loading) -> str:
 def _of_our_runtimes(asked: Loading) -> dict[str, object]:
     """What of it neither llama.cpp nor vLLM has a use for, by name."""
     return {
-        "deterministic": asked.deterministic,
         "quantization": asked.quantization != NONE,
         "compile": asked.compiled,
         "heads": asked.heads,
@@ -215,14 +215,15 @@ def computes_gguf(spec: str, asked: Loading) -> str:
     """Which runtime computes a GGUF file, or auto for the quicker one of those that are not llama.cpp.
 
     llama.cpp alone has keys and values in few bits, and layers on a GPU; the others alone have what `_of_our_runtimes`
-    names. Else auto is llama.cpp where it is installed, but for small files: of large ones a row alone is quickest
-    there, since it reads fewer bits; of small ones OpenVINO's rows are, and its prompts (docs/MODELS.md).
+    names, and on OpenVINO equal bits cost nothing. Else auto is llama.cpp where it is installed, but for small files:
+    of large ones a row alone is quickest there, since it reads fewer bits; of small ones OpenVINO's rows are, and its
+    prompts (docs/MODELS.md).
     """
     if asked.runtime != AUTO:
         return asked.runtime
     if asked.kv_type != AUTO_KV or asked.gpu_layers:
         return LLAMACPP
-    ours = any(_of_our_runtimes(asked).values()) or asked.device != "cpu" or _is_small(spec)
+    ours = any(_of_our_runtimes(asked).values()) or asked.deterministic or asked.device != "cpu" or _is_small(spec)
     return AUTO if ours or find_spec("llama_cpp") is None else LLAMACPP
 
 
@@ -240,6 +241,10 @@ def _check_for_llamacpp(asked: Loading) -> None:
     if asked.device != "cpu":
         raise ModelError(f"device: is not served with {LLAMACPP}; a file's layers go to a GPU by --gpu-layers")
     _refuse({**_of_our_runtimes(asked), "engine": asked.engine != SPECWIRE}, LLAMACPP)
+    hindrances = {f"gpu-layers {asked.gpu_layers}": asked.gpu_layers, "kv-type f32": asked.kv_type == "f32"}
+    for name, value in hindrances.items():
+        if asked.deterministic and value:
+            raise ModelError(f"deterministic: is not served by {LLAMACPP} with {name}")
 
 
 def _check_for_llamacpp_only(spec: str, asked: Loading) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 
 from specwire.core.model import (
     AUTO,
+    AUTO_KV,
     LLAMACPP,
     NONE,
     TORCH,
@@ -323,10 +326,13 @@ def load_gguf(
 
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
+    from specwire.lm.runners.llamacpp.deterministic import DeterministicLlamaRunner
     from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner, cuts_of, gguf_trial
 
     file = read_gguf(spec)
-    positions, kept = file.context(asked.context), file.kv_type(asked.kv_type)
+    # Flash attention, by which rows are equal, reads no wider keys and values.
+    narrow = asked.deterministic and asked.kv_type == AUTO_KV
+    positions, kept = file.context(asked.context), file.kv_type("f16" if narrow else asked.kv_type)
     told = file.text()
     # Beside llama.cpp's reading: the whole file's hash takes as long, and so does making a tokenizer of its tables.
     threads = ThreadPoolExecutor(2, thread_name_prefix="file")
@@ -342,13 +348,21 @@ def load_gguf(
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
-    runner = LlamaCppRunner(weights, file, sizes, kept, torch.get_num_threads())
+    runner: LlamaCppRunner = (DeterministicLlamaRunner if asked.deterministic else LlamaCppRunner)(
+        weights, file, sizes, kept, torch.get_num_threads()
+    )
     # Which GPU it is, and by which driver, nothing tells here: what it computes is tried each time.
     build = weights.library.build()
     size = file.path.stat().st_size if build and not asked.gpu_layers else 0
     tried = (fingerprint.result(), sizes, kept, build)
+    trial = cache(lambda: gguf_trial(weights, file, sizes, kept))
+    off = math.inf
     try:
-        off = held_once(lambda: gguf_trial(weights, file, sizes, kept), runner, count, size, *tried)
+        for least in runner.leasts:
+            runner.least = least
+            off = held_once(trial, runner, count, size, *tried, least)
+            if off > 1 or runner.invariant:
+                break
     except (MemoryError, RuntimeError) as error:
         raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
     if not off <= 1:
@@ -356,6 +370,10 @@ def load_gguf(
             f"{file.path.name} gives other logits in pieces than llama.cpp gives at once ({off:.1f} times the "
             "tolerance), so it is not served by llamacpp; --runtime torch or openvino computes it otherwise, and "
             "another build of llama.cpp may agree with itself"
+        )
+    if asked.deterministic and not runner.invariant:
+        raise ModelError(
+            f"deterministic: this build of llama.cpp rounds a row of {file.path.name} by what it is computed with"
         )
     known = Outline(str(file.path), None, positions, text)
     info, unassigned = _described(spec, known, file.dtype, weights.width, weights.eos_ids, fingerprint.result())

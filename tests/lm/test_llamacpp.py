@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from specwire.lm import Feed, ModelError, load_model
 from specwire.lm.gguf_file import read_gguf
 from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.runners.llamacpp import runner as llamacpp
+from specwire.lm.runners.llamacpp.deterministic import DeterministicLlamaRunner
 from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaBatch, LlamaCppRunner, LlamaMemory, gguf_trial
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from tests.lm.gguf_files import rounded, write, written
@@ -56,7 +58,7 @@ def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(
     kind: str, for_branches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few sequences branches give theirs up to others, and their rows are fed again."""
-    monkeypatch.setattr(llamacpp, "FOR_BRANCHES", for_branches)
+    monkeypatch.setattr(LlamaCppRunner, "for_branches", for_branches)
     model = build(config(kind))
     lm = load(model, tmp_path)
     assert lm.branches
@@ -70,7 +72,7 @@ def test_any_growing_and_pruning_gives_each_node_the_logits_of_its_line(
 @pytest.mark.parametrize("what", ["texts", "trees"])
 def test_cells_are_taken_as_texts_grow(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held moves to a context with more; branches are fed again."""
-    monkeypatch.setattr(llamacpp, "CELLS", 8)
+    monkeypatch.setattr(LlamaCppRunner, "cells", 8)
     made: list[int] = []
     right = LlamaCppRunner._made
 
@@ -93,7 +95,7 @@ def test_cells_are_taken_as_texts_grow(what: str, tmp_path: Path, monkeypatch: p
 def test_a_context_that_cannot_grow_is_told_as_a_want_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llamacpp, "CELLS", 48)
+    monkeypatch.setattr(LlamaCppRunner, "cells", 48)
     model = build(config("llama"))
     lm = load(model, tmp_path)
     text = list(range(1, 31))
@@ -162,6 +164,104 @@ def test_keys_and_values_may_be_kept_in_less(kv_type: str, tmp_path: Path) -> No
     rows = lm.forward([Feed(0, 12, text[12:], 17)])
     off = (rows - plain(model, text)[12:]).abs().max() / plain(model, text).abs().max()
     assert float(off) < {"f16": 0.01, "q8_0": 0.03, "q4_0": 0.5}[kv_type]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `--deterministic`: a row has the bits of its text fed token by token, whatever is computed with it.
+
+
+def steps(lm: CachedLM, slot: int, text: Sequence[int], start: int = 0) -> torch.Tensor:
+    """Rows of the text from `start` on, a token a forward. The slot holds what is before."""
+    return torch.cat([lm.forward([Feed(slot, at, text[at : at + 1], 1)]) for at in range(start, len(text))])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weights", [Type.F32, Type.Q8_0, Type.Q4_0])
+def test_any_interleaving_gives_the_bits_of_single_steps(kind: str, weights: Type, tmp_path: Path) -> None:
+    """Prompts in parts of any size, windows, rollbacks, prefixes of others, beside any others; cells grow meanwhile."""
+    lm = load(build(config(kind)), tmp_path, weights, slots=4, deterministic=True, context=CONTEXT)
+    assert (lm.info.deterministic, lm.branches) == (True, False)
+    texts = [[7 * at * (slot + 2) % VOCABULARY for at in range(CONTEXT)] for slot in range(2)]
+    alone = [steps(lm, 0, text) for text in texts]
+    source, held = random.Random(len(kind)), [0] * lm.slots
+    of = [0] * lm.slots
+    for _ in range(60):
+        slot, other = source.sample(range(lm.slots), 2)
+        match source.randrange(3):
+            case 0:
+                held[slot] = source.randint(0, held[slot])
+                lm.rollback(slot, held[slot])
+            case 1:
+                of[slot], held[slot] = of[other], source.randint(0, held[other])
+                lm.copy(other, slot, held[slot])
+            case 2:
+                lm.discard(slot)
+                of[slot], held[slot] = source.randrange(2), 0
+        feeds = [
+            Feed(slot, held[slot], texts[of[slot]][held[slot] : held[slot] + source.choice((1, 1, 2, 5, 40))], 1)
+            for slot in source.sample(range(lm.slots), source.randint(1, lm.slots))
+            if held[slot] < CONTEXT
+        ]
+        feeds = [feed._replace(wanted=source.randint(1, len(feed.tokens))) for feed in feeds]
+        if not feeds:
+            continue
+        rows = lm.forward(feeds)
+        expected = [alone[of[feed.slot]][feed.stop - feed.wanted : feed.stop] for feed in feeds]
+        assert torch.equal(rows, torch.cat(expected))
+        for feed in feeds:
+            held[feed.slot] = feed.stop
+
+
+def test_a_text_keeps_its_bits_as_others_grow_and_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells move to a context with more; another's NaN, and a forward that computes nothing, leave it whole."""
+    made: list[int] = []
+    right = DeterministicLlamaRunner._made
+
+    def counted(runner: DeterministicLlamaRunner, cells: int) -> Any:
+        made.append(cells)
+        return right(runner, cells)
+
+    monkeypatch.setattr(DeterministicLlamaRunner, "cells", 8)
+    monkeypatch.setattr(DeterministicLlamaRunner, "_made", counted)
+    lm = load(spoilt(build(config("llama"))), tmp_path, deterministic=True)
+    text = [1 + at % 6 for at in range(40)]
+    alone = steps(lm, 2, text)
+    lm.discard(2)
+    assert torch.equal(lm.forward([Feed(0, 0, text[:3], 3)]), alone[:3])
+    lm.forward([Feed(1, 0, [9] * 20, 1)])
+    lm.forward([Feed(1, 20, [9, 7, 9], 1), Feed(0, 3, text[3:5], 2)])
+    assert lm.failed == {1}
+    with monkeypatch.context() as patch:
+        patch.setattr(llamacpp.library().functions, "llama_decode", lambda *_: -3)
+        with pytest.raises(RuntimeError, match="computed nothing"):
+            lm.forward([Feed(0, 5, text[5:9], 1), Feed(1, 0, [9], 1)])
+    lm.discard(1)
+    lm.forward([Feed(1, 0, [9] * 45, 1)])
+    assert len(made) > 2
+    assert torch.equal(lm.forward([Feed(0, lm.cached(0), text[lm.cached(0) :], 20)]), alone[-20:])
+
+
+def test_forwards_have_as_many_rows_as_equal_bits_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: with fewer than eight rows a product is another one; and rows beside another text's are others."""
+    right = DeterministicLlamaRunner._computed
+
+    def narrow(runner: DeterministicLlamaRunner, parts: Sequence[SequenceRun]) -> torch.Tensor:
+        rows = right(runner, parts)
+        return rows * 1.001 if len(rows) < 8 else rows
+
+    monkeypatch.setattr(DeterministicLlamaRunner, "_computed", narrow)
+    lm = load(build(config("llama")), tmp_path, deterministic=True)
+    assert lm.info.deterministic
+    text = [1 + at % 9 for at in range(30)]
+    assert torch.equal(lm.forward([Feed(0, 0, text, 25)]), steps(lm, 1, text)[5:])
+
+    def beside(runner: DeterministicLlamaRunner, parts: Sequence[SequenceRun]) -> torch.Tensor:
+        rows = right(runner, parts)
+        return rows * 1.001 if len(parts) > 1 else rows
+
+    monkeypatch.setattr(DeterministicLlamaRunner, "_computed", beside)
+    with pytest.raises(ModelError, match=r"deterministic: this build of llama.cpp rounds a row of model\.gguf by what"):
+        load(build(config("llama")), tmp_path, deterministic=True)
 
 
 @torch.no_grad()
@@ -235,7 +335,8 @@ def test_slots_are_as_many_as_fit_into_the_memory(tmp_path: Path) -> None:
     [
         ({"device": "cuda:0"}, "device: is not served with llamacpp; a file's layers go to a GPU by --gpu-layers"),
         ({"quantization": "int8"}, "quantization: is not served"),
-        ({"deterministic": True}, "deterministic: is not served"),
+        ({"deterministic": True, "gpu_layers": 3}, "deterministic: is not served by llamacpp with gpu-layers 3"),
+        ({"deterministic": True, "kv_type": "f32"}, "deterministic: is not served by llamacpp with kv-type f32"),
         ({"compiled": True}, "compile: is not served"),
         ({"heads": "self:exit=1"}, "heads: is not served"),
         ({"engine": "vllm"}, "engine: is not served"),

@@ -104,10 +104,10 @@ class Trial:
                 return False
         if last == 0:
             return True
-        # Beside another text's window, and its plain step.
-        beside = runner.run([Feed(0, 0, text[1:4], 3), steps[-1]])[3:].clone()
-        plain = runner.run([Feed(0, 3, text[4:5], 1), steps[-1]])[1:]
-        runner.zero(0, 4)
+        # Beside another text's window, and its plain step. In the slot before: some compute successive ones together.
+        beside = runner.run([Feed(last - 1, 0, text[1:4], 3), steps[-1]])[3:].clone()
+        plain = runner.run([Feed(last - 1, 3, text[4:5], 1), steps[-1]])[1:]
+        runner.zero(last - 1, 4)
         return torch.equal(beside, alone[-1]) and torch.equal(plain, alone[-1])
 
     @torch.inference_mode()

@@ -32,14 +32,13 @@ from specwire.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Cells that are taken at once beyond those in use, at least, and as a part of those.
-CELLS, MORE_CELLS = 2048, 1 / 4
+# Cells that are taken at once beyond those in use, as a part of those.
+MORE_CELLS = 1 / 4
 # Rows that are computed together. llama.cpp sets aside memory for the logits of all of them.
 TOGETHER = 128
 # Sequences of one llama.cpp context (LLAMA_MAX_SEQ).
 MOST_SEQUENCES = 256
-# For branches, beside the slots'; trees need two. For each llama.cpp sets aside the memory of two rows of logits.
-FOR_BRANCHES, LEAST_FOR_BRANCHES = 32, 2
+LEAST_FOR_BRANCHES = 2
 # Flash attention rounds to 16 bits here and there; quantised values are read by nothing else.
 FLASH = {"f32": "DISABLED", "q8_0": "ENABLED", "q4_0": "ENABLED"}
 # What llama_decode returns where an allocator failed.
@@ -168,13 +167,16 @@ def cuts_of(tokenizer_json: bytes) -> list[list[int]]:
 class LlamaMemory:
     """The sequences of a llama.cpp context; see `SequenceMemory`."""
 
-    def __init__(self, llama: Any, context: Any) -> None:
-        self._llama = llama
-        self.move(context)
+    def __init__(self, library: Library, context: Any) -> None:
+        self._library, self._llama = library, library.functions
+        self._context, self._memory = context, self._llama.llama_get_memory(context)
 
-    def move(self, context: Any) -> None:
-        """Be another context's."""
-        self._memory = self._llama.llama_get_memory(context)
+    def move(self, context: Any, sequences: Sequence[int]) -> None:
+        """Be another context's, which takes what these hold. Raises RuntimeError."""
+        new = LlamaMemory(self._library, context)
+        for sequence in sequences:
+            new.put(sequence, self.state(sequence))
+        self._context, self._memory = context, new._memory
 
     def remove(self, sequence: int, start: int) -> None:
         if not self._llama.llama_memory_seq_rm(self._memory, sequence, start, -1):
@@ -187,13 +189,37 @@ class LlamaMemory:
         """Zero all cells, and let no sequence have any."""
         self._llama.llama_memory_clear(self._memory, True)
 
+    def state(self, sequence: int) -> bytearray:
+        """What it holds. Raises RuntimeError, as `put` does."""
+        state = bytearray(self._llama.llama_state_seq_get_size(self._context, sequence))
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        if self._llama.llama_state_seq_get_data(self._context, buffer, len(state), sequence) != len(state):
+            raise RuntimeError(f"llama.cpp cannot give what sequence {sequence} holds: {self._library.reason()}")
+        return state
+
+    def put(self, sequence: int, state: bytearray) -> None:
+        """Let it hold what one held."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        if self._llama.llama_state_seq_set_data(self._context, buffer, len(state), sequence) != len(state):
+            raise RuntimeError(f"llama.cpp cannot put back what sequence {sequence} held: {self._library.reason()}")
+
 
 class LlamaCppRunner(Runner):
     """`Runner` over llama.cpp.
 
     Invariant: the context has cells for all rows that are held or fed. It is made for few, and for more as texts grow:
     llama.cpp fills the memory of all its cells when a context is made.
+
+    cells: that are taken at once beyond those in use, at least. for_branches: sequences beside the slots'; trees need
+    two, and for each llama.cpp sets aside the memory of two rows of logits. least: rows of a forward; leasts: what of
+    that is tried.
     """
+
+    leasts: Sequence[int] = (1,)
+    least = 1
+    cells = 2048
+    for_branches = 32
+    memory = LlamaMemory
 
     def __init__(self, weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, threads: int) -> None:
         """kv_type: of keys and values, see `GgufFile.kv_type`. ModelError if llama.cpp makes no such cache."""
@@ -201,18 +227,18 @@ class LlamaCppRunner(Runner):
             raise ModelError(f"slots: llama.cpp holds {MOST_SEQUENCES} texts at most, not {sizes.slots}")
         self._weights, self._library = weights, weights.library
         llama = self._llama = weights.library.functions
-        sequences = min(MOST_SEQUENCES, sizes.slots + FOR_BRANCHES)
+        sequences = min(MOST_SEQUENCES, sizes.slots + self.for_branches)
         # Whoever tries the runner may find that its model takes none.
         self.branches = sequences - sizes.slots >= LEAST_FOR_BRANCHES
-        self._most = sizes.slots * sizes.context
+        self._most = self._most_cells(sizes)
         self._position_bytes = file.position_bytes(kv_type)
         self._params = self._parameters(sizes, sequences, kv_type, threads)
         # Where the length of the cache says how positions are turned, it must not change.
-        self._context = self._made(self._most if file.turns_longer else min(self._most, CELLS))
+        self._context = self._made(self._most if file.turns_longer else min(self._most, self.cells))
         if not self._context:
             raise ModelError(f"runtime: llamacpp cannot make a cache of {kv_type}: {self._library.reason()}")
         self._free = weakref.finalize(self, llama.llama_free, self._context)
-        self._memory = LlamaMemory(llama, self._context)
+        self._memory = self.memory(self._library, self._context)
         self._table = SequenceTable(self._memory, sizes.slots, sequences)
         self._batch = LlamaBatch(llama, 64)
 
@@ -241,21 +267,26 @@ class LlamaCppRunner(Runner):
         self._cells = self._params.n_ctx = max(cells, self._params.n_seq_max)
         return self._llama.llama_init_from_model(self._weights.model, self._params)
 
+    def _most_cells(self, sizes: Sizes) -> int:
+        return sizes.slots * sizes.context
+
+    def _needed(self, feeds: Sequence[Feed]) -> int:
+        """Cells for these feeds beside all that is held."""
+        return self._table.rows + sum(len(feed.tokens) for feed in feeds)
+
     def _reserve(self, feeds: Sequence[Feed]) -> None:
-        """Have cells for these feeds beside all that is held. Raises MemoryError."""
-        needed = min(self._most, self._table.rows + sum(len(feed.tokens) for feed in feeds))
+        """Have these cells. Raises MemoryError."""
+        needed = min(self._most, self._needed(feeds))
         if needed <= self._cells:
             return
         before, old = self._cells, self._context
         self._table.give_trees_up()
-        context = self._made(min(self._most, needed + max(CELLS, int(needed * MORE_CELLS))))
+        context = self._made(min(self._most, needed + max(self.cells, int(needed * MORE_CELLS))))
         if not context:
             self._cells = before
             raise MemoryError(f"llama.cpp has no cells for {needed} positions: {self._library.reason()}")
-        for line in self._table.lines:
-            self._put(context, line, self._state(line))
+        self._memory.move(context, self._table.lines)
         self._context = context
-        self._memory.move(context)
         self._free.detach()
         self._free = weakref.finalize(self, self._llama.llama_free, context)
         self._llama.llama_free(old)
@@ -324,23 +355,10 @@ class LlamaCppRunner(Runner):
         Only texts are: put back, two sequences share no cells, and branches would need more than there are.
         """
         self._table.give_trees_up()
-        held = {line: self._state(line) for line in self._table.lines}
+        held = {line: self._memory.state(line) for line in self._table.lines}
         self._memory.zero()
         for line, state in held.items():
-            self._put(self._context, line, state)
-
-    def _put(self, context: Any, sequence: int, state: bytearray) -> None:
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
-        if self._llama.llama_state_seq_set_data(context, buffer, len(state), sequence) != len(state):
-            raise RuntimeError(f"llama.cpp cannot put back what sequence {sequence} held: {self._library.reason()}")
-
-    def _state(self, sequence: int) -> bytearray:
-        llama = self._llama
-        state = bytearray(llama.llama_state_seq_get_size(self._context, sequence))
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
-        if llama.llama_state_seq_get_data(self._context, buffer, len(state), sequence) != len(state):
-            raise RuntimeError(f"llama.cpp cannot give what sequence {sequence} holds: {self._library.reason()}")
-        return state
+            self._memory.put(line, state)
 
 
 class LlamaBatch:
