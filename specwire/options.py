@@ -243,7 +243,8 @@ TABLE: dict[str, tuple[Option, ...]] = {
                     "extra; auto: the quickest here that can (default: %(default)s)"),
         Option("quantization", "stack verify draft edge", default=NONE, choices=QUANTIZATIONS,
                help="with openvino alone; int8: round the weights of linear layers to 8 bits; int8-dynamic: and what "
-                    "they multiply (default: none, or what is quickest for GGUF files of at most 8 bits)"),
+                    "they multiply; bfloat16: keep weights in 16 bits, and compute in float32 (default: none, or what "
+                    "is quickest for GGUF files of at most 8 bits)"),
         Option("kv-type", "stack verify draft edge", default=AUTO_KV, choices=KV_TYPES,
                help="of a GGUF file's keys and values (default: f32 where its weights are, else f16)"),
         Option("gpu-layers", "verify draft edge", "N", int, 0,

@@ -18,7 +18,7 @@ AUTO_KV, KV_BLOCK = "auto", 32
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 KV_TYPES = (AUTO_KV, *KV_BYTES)
 # What weights may be rounded to beyond the dtype; under the last one what they multiply, too.
-NONE, INT8, INT8_DYNAMIC = QUANTIZATIONS = ("none", "int8", "int8-dynamic")
+NONE, INT8, INT8_DYNAMIC, WEIGHTS16 = QUANTIZATIONS = ("none", "int8", "int8-dynamic", "bfloat16")
 # The options by which vLLM splits a model over several processes, its ranks: every layer, or the layers into stages.
 RANKS, STAGES = "tensor-parallel-size", "pipeline-parallel-size"
 

@@ -28,6 +28,7 @@ from specwire.core.model import (
     SPECWIRE,
     TORCH,
     VLLM,
+    WEIGHTS16,
     Loading,
     LoadOptions,
     ModelError,
@@ -190,6 +191,10 @@ def _check(asked: Loading) -> None:
 
 def _computed_in(asked: Loading) -> str:
     """The dtype of what is computed."""
+    if asked.quantization == WEIGHTS16:
+        if asked.dtype not in (AUTO, "float32"):
+            raise ModelError(f"quantization: {WEIGHTS16} keeps weights of float32's arithmetic, not of {asked.dtype}'s")
+        return "float32"
     if asked.dtype != AUTO:
         return asked.dtype
     return native_dtype("cuda" if asked.engine == VLLM and torch.cuda.is_available() else asked.device)

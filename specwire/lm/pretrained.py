@@ -26,6 +26,7 @@ from specwire.core.model import (
     NONE,
     TORCH,
     VLLM,
+    WEIGHTS16,
     Loading,
     ModelError,
     ModelInfo,
@@ -161,7 +162,7 @@ def load_pretrained(
     plan.settle_runtime()
     memory = plan.slot_memory(known.context)
     memory.slots(slots)  # whoever asks for too much need not wait for weights
-    model = _modules(spec, known.config, _dtype(dtype), target, plan.how.quantization)
+    model = _modules(spec, known.config, plan.kept, target, plan.rounded)
     info, unassigned = _describe(spec, model, known, dtype, plan.how)
     layers = known.config.get_text_config().num_hidden_layers
     skimmed = kept_layers(heads, layers) if heads is not None and plan.how.skims else ()
@@ -190,13 +191,23 @@ def load_pretrained(
 class ComputePlan:
     """How and where a model is computed, which is settled bit by bit: by its layers, by what drafts beside it, by room.
 
-    dtype: of its weights and forwards.
+    dtype: of its forwards.
     """
 
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     how: How
+
+    @property
+    def kept(self) -> torch.dtype:
+        """Of weights, but those that are `rounded`."""
+        return torch.bfloat16 if self.how.quantization == WEIGHTS16 else self.dtype
+
+    @property
+    def rounded(self) -> str:
+        """How those of linear layers are."""
+        return NONE if self.how.quantization == WEIGHTS16 else self.how.quantization
 
     def settle_runtime(self) -> None:
         """ModelError for what recurrent layers are not served with, and for 8 bits that OpenVINO cannot compute."""

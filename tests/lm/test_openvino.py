@@ -214,9 +214,27 @@ def check_products(dtype: str, quantization: str) -> None:
         pytest.skip(f"this processor multiplies several rows of {dtype} otherwise than one")
 
 
+def test_weights_of_16_bits_are_multiplied_in_float32(tmp_path: Path) -> None:
+    model = build(config("qwen3"))
+    how: Any = {"runtime": "openvino", "quantization": "bfloat16"}
+    lm = load_model(save(model, tmp_path), slots=2, **how)
+    assert (lm.info.dtype, lm.info.quantization) == ("float32", "bfloat16")
+    assert lm.kv_bytes == load_model(str(tmp_path), slots=2, dtype="float32", runtime="openvino").kv_bytes
+    for weights in model.parameters():
+        weights.data = weights.data.bfloat16().float()
+    texts = Texts(model, lm, seed=3)
+    for _ in range(20):
+        texts.step()
+    with pytest.raises(ModelError, match="quantization: bfloat16 keeps weights of float32's arithmetic, not of bfloat"):
+        load_model(str(tmp_path), slots=2, dtype="bfloat16", **how)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("quantization", ["none", "int8-dynamic"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [(dtype, kept) for dtype in ("float32", "bfloat16") for kept in ("none", "int8-dynamic")]
+    + [("float32", "bfloat16")],
+)
 def test_windows_and_other_sessions_change_no_bit(dtype: str, quantization: str, threads: int) -> None:
     """So a text is the same with drafting as without, whoever else is served, and however long it is."""
     check_products(dtype, quantization)

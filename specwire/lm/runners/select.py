@@ -11,10 +11,12 @@ from torch import nn
 
 from specwire.core.model import (
     AUTO,
+    INT8,
     INT8_DYNAMIC,
     NONE,
     OPENVINO,
     TORCH,
+    WEIGHTS16,
     Feed,
     Loading,
     ModelError,
@@ -61,8 +63,9 @@ class How(NamedTuple):
             whatever else is computed with it (cpu only): on OpenVINO where a trial finds it so, on torch by
             `specwire.lm.runners.deterministic`. The same bits come from the same machine, build and number of threads.
             A scripted model always does so.
-        quantization: "none"; of OpenVINO alone "int8": linear layers' weights rounded to 8 bits, and "int8-dynamic":
-            what they multiply, too, in float32 (`specwire.lm.linear`).
+        quantization: "none"; of OpenVINO alone "int8": linear layers' weights rounded to 8 bits, "int8-dynamic":
+            what they multiply, too, in float32 (`specwire.lm.linear`), and "bfloat16": weights rounded to that, for
+            sums in float32.
         compiled: run the Llama family as graphs of `torch.compile`, on CUDA replayed as CUDA graphs
             (`specwire.lm.runners.compiled`; torch only). Loading takes minutes longer.
         taps: see `specwire.lm.runners.decoder.Decoder`. fuse: what OpenVINO makes of them; None for nothing.
@@ -171,7 +174,7 @@ def _openvino_runner(model: CausalModel, sizes: Sizes, how: How, weights: str) -
         raise ModelError(f"runtime: openvino computes on cpu here, not on {first.device}")
     if first.dtype not in OPENVINO_DTYPES:
         raise ModelError(f"runtime: openvino computes in float32 or bfloat16, not in {str(first.dtype)[6:]}")
-    dtype, name = first.dtype, type(model).__name__
+    dtype, name = torch.float32 if how.quantization == WEIGHTS16 else first.dtype, type(model).__name__
     if model.config.model_type not in MODEL_TYPES:
         raise ModelError(f"runtime: openvino serves the Llama family ({', '.join(sorted(MODEL_TYPES))}), not {name}")
     try:
@@ -184,7 +187,7 @@ def _openvino_runner(model: CausalModel, sizes: Sizes, how: How, weights: str) -
     if how.quantization == INT8_DYNAMIC and not rounds_activations():
         raise ModelError(f"runtime: openvino needs VNNI instructions for {INT8_DYNAMIC}, and has none here")
     try:
-        if how.quantization != NONE:
+        if how.quantization in (INT8, INT8_DYNAMIC):
             round_layers(model, how.quantization == INT8_DYNAMIC)
         runner = OpenvinoRunner(model, *sizes, dtype, torch.get_num_threads(), how.quantization, how.taps, how.fuse)
         # What a head's first matrix makes of states is in no fingerprint of the model.

@@ -26,7 +26,7 @@ from specwire.lm.runners.llamacpp.sequences import SequenceRun
 # Rows of a text that are computed at once.
 MOST_ROWS = 32
 # Rows of a forward, at least: what is tried.
-LEAST_ROWS = (2, 4, 8, 16)
+LEAST_ROWS = (2, 8, 16)
 
 
 class SeparateMemory(LlamaMemory):
