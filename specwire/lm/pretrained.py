@@ -369,9 +369,9 @@ def load_gguf(
     trial = cache(lambda: gguf_trial(weights, file, sizes, kept))
     off = math.inf
     try:
-        for least in runner.leasts:
-            runner.least = least
-            off = held_once(trial, runner, count, size, *tried, least)
+        for rows in runner.row_counts:
+            runner.rows = rows
+            off = held_once(trial, runner, count, size, *tried, rows)
             if off > 1 or runner.invariant:
                 break
     except (MemoryError, RuntimeError) as error:

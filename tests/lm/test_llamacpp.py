@@ -242,14 +242,15 @@ def test_a_text_keeps_its_bits_as_others_grow_and_fail(tmp_path: Path, monkeypat
 
 
 def test_forwards_have_as_many_rows_as_equal_bits_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: with fewer than eight rows a product is another one; and rows beside another text's are others."""
+    """Planted: products of fewer than eight rows, and of those behind the last four; and of rows beside a text's."""
     right = DeterministicLlamaRunner._computed
 
-    def narrow(runner: DeterministicLlamaRunner, parts: Sequence[SequenceRun]) -> torch.Tensor:
+    def by_fours(runner: DeterministicLlamaRunner, parts: Sequence[SequenceRun]) -> torch.Tensor:
         rows = right(runner, parts)
-        return rows * 1.001 if len(rows) < 8 else rows
+        whole = len(rows) // 4 * 4 if len(rows) >= 8 else 0
+        return torch.cat((rows[:whole], rows[whole:] * 1.001))
 
-    monkeypatch.setattr(DeterministicLlamaRunner, "_computed", narrow)
+    monkeypatch.setattr(DeterministicLlamaRunner, "_computed", by_fours)
     lm = load(build(config("llama")), tmp_path, deterministic=True)
     assert lm.info.deterministic
     text = [1 + at % 9 for at in range(30)]

@@ -2,10 +2,10 @@
 
 A text has a cache of its own (a stream of llama.cpp's), where its cells lie in order. Flash attention computes each row
 over those cells by itself, but for two cases, which are kept from it: one row of one text alone, whose cells it divides
-among threads once there are 512, and blocks of 64 rows of a text. Products give rows the same bits where there are as
-many as their kernel asks for: 2, or 8 of weights of the kinds Q4_K and Q6_K; the trial at load finds how many. So where
-fewer are to be computed others follow them, which are taken out again. A text's prefix is copied to another slot, not
-shared with it.
+among threads once there are 512, and blocks of 64 rows of a text. Products give rows the same bits where their number
+suits the kernels: two or more, or of weights of the kinds Q4_K and Q6_K a multiple of four from eight on; the trial at
+load finds which. So further rows follow those that are to be computed, and are taken out again. A text's prefix is
+copied to another slot, not shared with it.
 
 llama.cpp divides what it is fed into parts of equally many rows of successive sequences, and here it is fed such parts.
 """
@@ -13,7 +13,6 @@ llama.cpp divides what it is fed into parts of equally many rows of successive s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -25,8 +24,8 @@ from specwire.lm.runners.llamacpp.sequences import SequenceRun
 
 # Rows of a text that are computed at once.
 MOST_ROWS = 32
-# Rows of a forward, at least: what is tried.
-LEAST_ROWS = (2, 8, 16)
+# What is tried as numbers of a forward's rows: at least so many, and multiples.
+ROW_COUNTS = ((2, 1), (8, 4), (16, 16))
 
 
 class SeparateMemory(LlamaMemory):
@@ -41,8 +40,8 @@ class DeterministicLlamaRunner(LlamaCppRunner):
     """`LlamaCppRunner` without branches, whose cells are counted by sequence: each has as many."""
 
     alike = True
-    leasts = LEAST_ROWS
-    least = LEAST_ROWS[0]
+    row_counts = ROW_COUNTS
+    rows = ROW_COUNTS[0]
     cells = 256
     for_branches = 0
     memory = SeparateMemory
@@ -56,10 +55,10 @@ class DeterministicLlamaRunner(LlamaCppRunner):
         return params
 
     def _most_cells(self, sizes: Sizes) -> int:
-        return sizes.context + LEAST_ROWS[-1]
+        return sizes.context + MOST_ROWS
 
     def _needed(self, feeds: Sequence[Feed]) -> int:
-        return max(feed.stop for feed in feeds) + self.least
+        return max(feed.stop for feed in feeds) + MOST_ROWS
 
     def _made(self, cells: int) -> Any:
         self._cells = cells
@@ -70,47 +69,52 @@ class DeterministicLlamaRunner(LlamaCppRunner):
         (runs,) = self._table.runs(feeds)
         found: list[list[torch.Tensor]] = [[] for _ in runs]
         try:
-            for numbers, parts in _parts_of(runs):
-                for number, some in zip(numbers, self._rows(parts), strict=True):
-                    found[number].append(some)
+            for group in self._forwards(runs):
+                for (number, _), rows in zip(group, self._rows_of([part for _, part in group]), strict=True):
+                    found[number].append(rows)
         except (MemoryError, RuntimeError):
             self._table.lost(runs)
             raise
-        return torch.cat([some for rows in found for some in rows])
+        return torch.cat([rows for some in found for rows in some])
 
-    def _rows(self, parts: Sequence[SequenceRun]) -> list[torch.Tensor]:
-        """Logits of each part, of one forward. Its last products have as many rows as are wanted."""
-        least, rows = -(-self.least // len(parts)), len(parts[0].tokens)
-        more = max(0, least - rows)
-        wanted = [max(least, part.wanted + more) for part in parts]
-        fed = [
-            part._replace(tokens=[*part.tokens, *[part.tokens[-1]] * more], wanted=count)
-            for part, count in zip(parts, wanted, strict=True)
-        ]
-        found = self._computed(fed).split(wanted)
-        if more:
+    def _forwards(self, runs: Sequence[SequenceRun]) -> Iterator[list[tuple[int, SequenceRun]]]:
+        """What is computed together, one behind the other: as many tokens of some runs, with the runs' numbers."""
+        for begin in range(0, max(len(run.tokens) for run in runs), MOST_ROWS):
+            pieces = [(number, _piece(run, begin)) for number, run in enumerate(runs) if len(run.tokens) > begin]
+            pieces.sort(key=lambda piece: (len(piece[1].tokens), piece[1].sequence))
+            group: list[tuple[int, SequenceRun]] = []
+            for number, piece in pieces:
+                if group and not self._joins(group[-1][1], piece, len(group)):
+                    yield group
+                    group = []
+                group.append((number, piece))
+            yield group
+
+    def _joins(self, last: SequenceRun, piece: SequenceRun, count: int) -> bool:
+        alike = len(piece.tokens) == len(last.tokens) and piece.sequence == last.sequence + 1
+        return alike and (count + 1) * self._fed(len(piece.tokens), count + 1) <= TOGETHER
+
+    def _fed(self, rows: int, parts: int) -> int:
+        """Rows that are fed of each of so many parts, for these rows."""
+        least, multiple = self.rows
+        fed = max(rows, -(-least // parts))
+        while fed * parts % multiple:
+            fed += 1
+        return fed
+
+    def _rows_of(self, parts: Sequence[SequenceRun]) -> list[torch.Tensor]:
+        """Logits of each part, of one forward. Its last products have as many rows as are wanted: all, or none."""
+        rows = len(parts[0].tokens)
+        fed = self._fed(rows, len(parts))
+        wanted = fed if any(part.wanted for part in parts) else 0
+        found = self._computed(
+            [part._replace(tokens=[*part.tokens, *[part.tokens[-1]] * (fed - rows)], wanted=wanted) for part in parts]
+        )
+        if fed > rows:
             for part in parts:
                 self._memory.remove(part.sequence, part.position + rows)
-        return [
-            some[count - more - part.wanted : count - more]
-            for some, part, count in zip(found, parts, wanted, strict=True)
-        ]
-
-
-def _parts_of(runs: Sequence[SequenceRun]) -> Iterator[tuple[list[int], list[SequenceRun]]]:
-    """What is computed together: numbers of the runs, and as many rows of each, of successive sequences."""
-    longest = max(len(run.tokens) for run in runs)
-    for begin in range(0, longest, MOST_ROWS):
-        pieces = [(number, _piece(run, begin)) for number, run in enumerate(runs) if len(run.tokens) > begin]
-        pieces.sort(key=lambda piece: (len(piece[1].tokens), piece[1].sequence))
-        for (rows, _), some in groupby(
-            enumerate(pieces), lambda each: (len(each[1][1].tokens), each[1][1].sequence - each[0])
-        ):
-            together = [piece for _, piece in some]
-            most = max(1, TOGETHER // rows)
-            for at in range(0, len(together), most):
-                numbers, parts = zip(*together[at : at + most], strict=True)
-                yield [*numbers], [*parts]
+        each = found.view(len(parts), wanted, self._weights.width)
+        return [some[rows - part.wanted : rows] for some, part in zip(each, parts, strict=True)]
 
 
 def _piece(run: SequenceRun, begin: int) -> SequenceRun:

@@ -211,12 +211,12 @@ class LlamaCppRunner(Runner):
     llama.cpp fills the memory of all its cells when a context is made.
 
     cells: that are taken at once beyond those in use, at least. for_branches: sequences beside the slots'; trees need
-    two, and for each llama.cpp sets aside the memory of two rows of logits. least: rows of a forward; leasts: what of
-    that is tried.
+    two, and for each llama.cpp sets aside the memory of two rows of logits. rows: how many a forward has, at least
+    and as a multiple; row_counts: what of that is tried.
     """
 
-    leasts: Sequence[int] = (1,)
-    least = 1
+    row_counts: Sequence[tuple[int, int]] = ((1, 1),)
+    rows = (1, 1)
     cells = 2048
     for_branches = 32
     memory = LlamaMemory
