@@ -18,11 +18,10 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_port
 from tests.real_models import SMOL, real_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("openvino") is None, reason="openvino is not there: pip install 'specwire[openvino]'"
-)
+# Runtimes, and their packages.
+PACKAGES = {"openvino": "openvino", "llamacpp": "llama_cpp"}
 LENGTH, CONTEXT = 120, 512
-WORDS = ("--runtime", "openvino", "--threads", "2", "--slots", "6", "--context", str(CONTEXT))
+WORDS = ("--deterministic", "--threads", "2", "--slots", "6", "--context", str(CONTEXT))
 # Texts that repeat themselves, so that n-grams have something to guess.
 QUESTIONS = (
     "Write a list of ten short sentences that all begin with the words: The old house by the river.",
@@ -34,8 +33,9 @@ QUESTIONS = (
 class Bits:
     """Two verifiers on one log, and what orchestrates them."""
 
-    def __init__(self, owned: Parts, redis: RedisServer) -> None:
-        self.verifiers: list[ServiceProcess] = [owned.start("verify", SMOL, *WORDS) for _ in range(2)]
+    def __init__(self, owned: Parts, redis: RedisServer, runtime: str) -> None:
+        words = ("--runtime", runtime, *WORDS)
+        self.verifiers: list[ServiceProcess] = [owned.start("verify", SMOL, *words) for _ in range(2)]
         for each in self.verifiers:
             each.ready()
         named = [word for each in self.verifiers for word in ("--verifier", each.address)]
@@ -43,16 +43,20 @@ class Bits:
         self.orchestrator.ready()
 
 
-@pytest.fixture(scope="module")
-def bits() -> Iterator[Bits]:
+@pytest.fixture(scope="module", params=PACKAGES)
+def bits(request: pytest.FixtureRequest) -> Iterator[Bits]:
     """Give the processes, which are gone afterwards."""
-    from specwire.lm.runners.openvino.runner import rounds_activations
-
     real_model(SMOL)
-    if not rounds_activations():
-        pytest.skip("the processor has no VNNI, and products of 8 bits and floats change with the rows")
+    runtime = request.param
+    if importlib.util.find_spec(PACKAGES[runtime]) is None:
+        pytest.skip(f"{runtime} is not there: pip install 'specwire[{runtime}]'")
+    if runtime == "openvino":
+        from specwire.lm.runners.openvino.runner import rounds_activations
+
+        if not rounds_activations():
+            pytest.skip("the processor has no VNNI, and products of 8 bits and floats change with the rows")
     with RedisServer(port=free_port()) as redis, parts() as owned:
-        yield Bits(owned, redis)
+        yield Bits(owned, redis, runtime)
 
 
 @pytest.fixture(scope="module")
