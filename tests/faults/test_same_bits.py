@@ -18,10 +18,11 @@ from tests.orchestrator.redis_for_tests import RedisServer
 from tests.ports import free_port
 from tests.real_models import SMOL, real_model
 
-# Runtimes, and their packages.
+# Runtimes, and their packages; threads: llama.cpp's wait for each other by spinning.
 PACKAGES = {"openvino": "openvino", "llamacpp": "llama_cpp"}
+THREADS = {"openvino": "2", "llamacpp": "1"}
 LENGTH, CONTEXT = 120, 512
-WORDS = ("--deterministic", "--threads", "2", "--slots", "6", "--context", str(CONTEXT))
+WORDS = ("--deterministic", "--slots", "6", "--context", str(CONTEXT))
 # Texts that repeat themselves, so that n-grams have something to guess.
 QUESTIONS = (
     "Write a list of ten short sentences that all begin with the words: The old house by the river.",
@@ -34,7 +35,7 @@ class Bits:
     """Two verifiers on one log, and what orchestrates them."""
 
     def __init__(self, owned: Parts, redis: RedisServer, runtime: str) -> None:
-        words = ("--runtime", runtime, *WORDS)
+        words = ("--runtime", runtime, "--threads", THREADS[runtime], *WORDS)
         self.verifiers: list[ServiceProcess] = [owned.start("verify", SMOL, *words) for _ in range(2)]
         for each in self.verifiers:
             each.ready()
