@@ -203,7 +203,7 @@ def check_true(found: StepCosts, machine: Machine) -> None:
             assert found.measured(sessions, sessions * depth) == pytest.approx(machine.us(sessions, depth))
 
 
-@pytest.mark.parametrize("pace", [1.0, 2.0, 0.4])
+@pytest.mark.parametrize("pace", [1.0, 3.0, 0.6])
 def test_a_later_start_has_what_was_measured_in_proportion_to_a_plain_step(machine: Machine, pace: float) -> None:
     check_true(step_costs(model()), machine)
     assert machine.measured > 10 * FEW
@@ -214,12 +214,14 @@ def test_a_later_start_has_what_was_measured_in_proportion_to_a_plain_step(machi
     assert [lm.cached(slot) for slot in range(SLOTS)] == [0] * SLOTS
 
 
-@pytest.mark.parametrize("row_us", [700.0, 0.0])
-def test_windows_that_take_other_shares_of_a_plain_step_are_measured_anew(machine: Machine, row_us: float) -> None:
-    machine.row_us = 300.0
+@pytest.mark.parametrize(("row_us", "pace"), [((700.0, 0.0), 1.0), ((0.0, 700.0), 1.0), ((50.0, 50.0), 0.4)])
+def test_windows_that_take_other_shares_of_a_plain_step_and_a_machine_that_did_other_work_are_measured_anew(
+    machine: Machine, row_us: tuple[float, float], pace: float
+) -> None:
+    machine.row_us = row_us[0]
     step_costs(model())
     assert machine.measured
-    machine.row_us = row_us
+    machine.row_us, machine.pace = row_us[1], pace
     check_true(step_costs(model()), machine)
     assert machine.measured > 10 * FEW
     check_true(step_costs(model()), machine)

@@ -44,9 +44,10 @@ SURELY_LONG = 3
 # Positions of one session that are measured where forwards are long; what others take lies between. Of several sessions
 # windows of at most so many rows are.
 LONG_WIDTHS = (1, 2, 4, 8, 16, 32)
-# What is remembered has to hold for plain steps and a window of so many rows: of one may take so many times as long, or
-# as short, as of the other. Forwards meet other work of the machine, so it is tried a few times.
-CHECKED_ROWS, CHECKED_FACTOR, CHECKS = 4, 1.5, 3
+# What is remembered holds as long as a window of so many rows takes about as many plain steps as it did: up to so many
+# times as many, or as few. Forwards meet other work of the machine, so it is tried a few times. A machine that many
+# times as fast as it was did other work when it was measured.
+CHECKED_ROWS, CHECKED_FACTOR, CHECKS = 4, 2.0, 3
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -105,8 +106,8 @@ def _table(found: Any) -> Times:
 def _still_true(lm: LanguageModel, known: Times, go_on: Callable[[], None]) -> Times | None:
     """What is known, in proportion to a plain step now: a machine that others share may be twice as slow the next time.
 
-    None where a window does not take about as many plain steps as it did, or nothing is known. What steps then show
-    goes on to correct it, as it does what was measured (`StepCosts`).
+    None where it does not hold (see CHECKED_FACTOR), or nothing is known. What steps then show goes on to correct it as
+    it does what was measured (`StepCosts`).
     """
     widths = [depth for sessions, depth in known if sessions == 1 and depth <= CHECKED_ROWS]
     if not widths:
@@ -118,13 +119,12 @@ def _still_true(lm: LanguageModel, known: Times, go_on: Callable[[], None]) -> T
             go_on()
             taken.setdefault(shape, []).append(_turn(lm, shape, 0))
         pace, wide = (min(taken[shape]) / known[shape] for shape in shapes)
-        if max(pace, wide) <= CHECKED_FACTOR * min(pace, wide):
+        if alike := max(pace, wide) <= CHECKED_FACTOR * min(pace, wide):
             break
     lm.discard(0)
-    if max(pace, wide) > CHECKED_FACTOR * min(pace, wide):
-        logger.info("windows take %.1f times as long as remembered, plain steps %.1f times: measured anew", wide, pace)
+    logger.info("a plain step takes %.2f times as long as remembered, a window %.2f times", pace, wide)
+    if not alike or CHECKED_FACTOR * pace < 1.0:
         return None
-    logger.info("forward times are remembered; they take %.2f times as long now", pace)
     return {shape: pace * took for shape, took in known.items()}
 
 
