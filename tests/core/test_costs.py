@@ -142,7 +142,7 @@ SLOTS = 6
 class Still(Runner):
     """All logits are zero."""
 
-    decided_by = ("weights", SLOTS)
+    decided_by: tuple[object, ...] = ("weights", SLOTS)
     kv_bytes = 0
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:

@@ -112,15 +112,15 @@ def _still_true(lm: LanguageModel, known: Times, go_on: Callable[[], None]) -> T
     widths = [depth for sessions, depth in known if sessions == 1 and depth <= CHECKED_ROWS]
     if not widths:
         return None
-    shapes, taken = [BatchShape(1, 1), BatchShape(1, max(widths))], dict[BatchShape, list[float]]()
-    _forward(lm, shapes[0], 0)  # the first of all may compile
-    for _ in range(CHECKS):
-        for shape in shapes:
-            go_on()
-            taken.setdefault(shape, []).append(_turn(lm, shape, 0))
-        pace, wide = (min(taken[shape]) / known[shape] for shape in shapes)
-        if alike := max(pace, wide) <= CHECKED_FACTOR * min(pace, wide):
-            break
+    plain, window = BatchShape(1, 1), BatchShape(1, max(widths))
+    if known[plain] <= LONG_US:
+        _forward(lm, plain, 0)  # the first of all may compile; of a long one that would be little
+    pace, wide, alike, tries = math.inf, math.inf, False, 0
+    while not alike and tries < CHECKS:
+        go_on()
+        pace = min(pace, _turn(lm, plain, 0) / known[plain])
+        wide = min(wide, _turn(lm, window, 0) / known[window])
+        alike, tries = max(pace, wide) <= CHECKED_FACTOR * min(pace, wide), tries + 1
     lm.discard(0)
     logger.info("a plain step takes %.2f times as long as remembered, a window %.2f times", pace, wide)
     if not alike or CHECKED_FACTOR * pace < 1.0:
