@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from deploy.settings import COMMANDS, CommandOptions, SettingInvalid, actions_of, add_command
 from deploy.stack.processes import AT_END
 from specwire import __version__
-from specwire.rpc.process import SIGNALS, one_line, say, visible
+from specwire.rpc.process import SIGNALS, one_line, say, uncollected, visible
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The frame of a command that owns processes: signals, errors in one line, and nothing left behind.
@@ -128,7 +128,8 @@ def _flush() -> None:
 
 def _main(words: list[str]) -> int:
     try:
-        args = parse(words)
+        with uncollected():  # modules of the command
+            args = parse(words)
         return int(args.run(args))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OF_SERVICES:

@@ -72,19 +72,24 @@ def text_of(file: GgufFile) -> ModelText:
     Where none can be made that is said: the model then serves token ids only.
     """
     text = file.text()
-    if not text.tokenizer_json:
-        try:
-            return text._replace(tokenizer_json=tokenizer_of(file))
-        except ModelError as reason:
-            logger.warning("%s: %s; without %s beside it it serves ids only", file.path.name, reason, TOKENIZER)
-    return text
+    made = None if text.tokenizer_json else made_tokenizer(file)
+    return text if made is None else text._replace(tokenizer_json=made.to_str().encode())
 
 
-def tokenizer_of(file: GgufFile) -> bytes:
-    """A serialisation of `tokenizers`; empty for a model without one. Raises ModelError, which names the kind."""
+def made_tokenizer(file: GgufFile) -> Tokenizer | None:
+    """`tokenizer_of`; also None where none can be made, and that is said."""
+    try:
+        return tokenizer_of(file)
+    except ModelError as reason:
+        logger.warning("%s: %s; without %s beside it it serves ids only", file.path.name, reason, TOKENIZER)
+        return None
+
+
+def tokenizer_of(file: GgufFile) -> Tokenizer | None:
+    """None for a model without one. Raises ModelError, which names the kind."""
     kind, cut = (str(file.metadata.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre"))
     if not file.has_tokenizer:
-        return b""
+        return None
     if kind not in (BYTE_LEVEL, SENTENCEPIECE):
         raise ModelError(f"tokenizer.ggml.model: {kind!r} is not known here, only {BYTE_LEVEL} and {SENTENCEPIECE}")
     if kind == BYTE_LEVEL and cut not in CUTS:
@@ -99,7 +104,7 @@ def tokenizer_of(file: GgufFile) -> bytes:
     except Exception as error:  # any error of the library for merges of what are no tokens
         raise ModelError(f"tokenizer.ggml.merges: no tokenizer can be made of the file's table: {error}") from error
     _frame(made, file, tokens, kind)
-    return str(made.to_str()).encode()
+    return made
 
 
 def _added(tokens: dict[int, str], kinds: dict[int, int], kind: int) -> Iterator[AddedToken]:

@@ -36,6 +36,8 @@ class Runner(ABC):
     layers: of one that can leave some out, else 0. taps: of what enters these layers it tells the residual streams;
     none for one that tells nothing. tapped: those of the last run (sum of tokens, taps x hidden). tapping: whether the
     next runs tell them; rows are the same without.
+    decided_by: what decides which rows it computes and how fast, beside what `specwire.lm.remembered` names, each with
+    a `repr` that tells all of it; nothing where that is not known.
     """
 
     branches = False
@@ -45,6 +47,7 @@ class Runner(ABC):
     taps: Sequence[int] = ()
     tapped: torch.Tensor
     tapping = True
+    decided_by: tuple[object, ...] = ()
 
     @abstractmethod
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from specwire.core.model import (
     AUTO,
@@ -35,8 +36,8 @@ from specwire.core.model import (
     out_of_memory,
     served_context,
 )
-from specwire.lm.gguf_file import read_gguf
-from specwire.lm.gguf_tokenizer import text_of
+from specwire.lm.gguf_file import GgufFile, read_gguf
+from specwire.lm.gguf_tokenizer import made_tokenizer, text_of
 from specwire.lm.gguf_weights import config_of, full_config_of, give_back_freed, given_back, model_of_file
 from specwire.lm.heads.select import LoadedHead, load_head
 from specwire.lm.heads.self_speculation import SkimmingModel, is_self, kept_layers
@@ -338,22 +339,23 @@ def load_gguf(
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
     from specwire.lm.runners.llamacpp.deterministic import DeterministicLlamaRunner
-    from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner, cuts_of, gguf_trial
+    from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner, gguf_trial
 
     file = read_gguf(spec)
     # Flash attention, by which rows are equal, reads no wider keys and values.
     narrow = asked.deterministic and asked.kv_type == AUTO_KV
     positions, kept = file.context(asked.context), file.kv_type("f16" if narrow else asked.kv_type)
-    told = file.text()
+    text = file.text()
     # Beside llama.cpp's reading: the whole file's hash takes as long, and so does making a tokenizer of its tables.
     threads = ThreadPoolExecutor(2, thread_name_prefix="file")
-    fingerprint, converted = threads.submit(file.fingerprint), threads.submit(text_of, file)
-    cuts = None if told.tokenizer_json else threads.submit(lambda: cuts_of(converted.result().tokenizer_json))
+    fingerprint, made = threads.submit(file.fingerprint), threads.submit(_made_tokenizer, file, text)
     threads.shutdown(wait=False)
-    weights, text = GgufWeights(file, asked.gpu_layers), converted.result()
-    if cuts is not None and text.tokenizer_json and not weights.agrees(cuts.result()):
+    weights = GgufWeights(file, asked.gpu_layers)
+    tokenizer, serialised = made.result()
+    if tokenizer is not None and weights.agrees(tokenizer):
+        text = text._replace(tokenizer_json=serialised)
+    elif tokenizer is not None:
         logger.warning("%s: llama.cpp cuts texts otherwise than the tokenizer; it serves ids only", file.path.name)
-        text = text._replace(tokenizer_json=b"")
     vocabulary = min(max(text.tokens) + 1, weights.width)
     slot = int(positions * file.position_bytes(kept))
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
@@ -396,6 +398,12 @@ def load_gguf(
         runtime=LLAMACPP,
     )
     return CachedLM(runner, info, count, unassigned)
+
+
+def _made_tokenizer(file: GgufFile, text: ModelText) -> tuple[Tokenizer | None, bytes]:
+    """One of the file's table where the text has none, and its serialisation."""
+    made = None if text.tokenizer_json else made_tokenizer(file)
+    return made, b"" if made is None else made.to_str().encode()
 
 
 def _over_slots(

@@ -18,6 +18,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from specwire.rpc.process import uncollected
+
 logger = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 10.0
@@ -231,7 +233,8 @@ class ServiceThread(Generic[Command, Reports, Info]):
 
     def _run(self) -> None:
         try:
-            runnable, info = self._load(partial(self._tell, self._hand_over), self._go_on)
+            with uncollected():
+                runnable, info = self._load(partial(self._tell, self._hand_over), self._go_on)
         except BaseException as error:
             self._tell(self._fail_start, error)
             return

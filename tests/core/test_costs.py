@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
+from specwire.core.model import ModelInfo
 from specwire.core.policy.costs import StepCosts
 from specwire.core.policy.estimates import ForwardTimes
-from specwire.lm import Feed, LanguageModel, load_model
+from specwire.lm import Feed, LanguageModel, load_model, remembered
+from specwire.lm.gguf_weights import cache_folder
+from specwire.lm.kv_cache import CachedLM, Runner
 from verify_service.engine.calibration import (
+    CHECKED_FACTOR,
     LONG_WIDTHS,
     WIDTHS,
+    BatchShape,
     calibrate,
     calibrate_batches,
     step_costs,
@@ -125,6 +131,182 @@ def test_of_several_sessions_plain_steps_and_few_others_are_measured_where_they_
     costs = step_costs(lm)
     assert 0 < costs.plain(slots) <= costs.of(slots)(4 * slots)
     assert [lm.cached(slot) for slot in range(slots)] == [0] * slots
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# As remembered of an earlier start.
+
+SLOTS = 6
+
+
+class Still(Runner):
+    """All logits are zero."""
+
+    decided_by: tuple[object, ...] = ("weights", SLOTS)
+    kv_bytes = 0
+
+    def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        return torch.zeros(sum(max(feed.wanted, 1) for feed in feeds), 8)
+
+    def zero(self, slot: int, stop: int) -> None: ...
+
+    def copy(self, source: int, target: int, stop: int) -> None: ...
+
+
+def model(decided_by: tuple[object, ...] = Still.decided_by) -> CachedLM:
+    runner = Still()
+    runner.decided_by = decided_by
+    info = ModelInfo("", "", 8, 256, (), "float32", "cpu", "", "", "torch")
+    return CachedLM(runner, info, SLOTS)
+
+
+class Machine:
+    """Where forwards take 1,000 us, and so much more for each row and each session beyond the first, times its pace.
+
+    measured: forwards since it was last asked.
+    """
+
+    def __init__(self) -> None:
+        self.pace, self.row_us, self.hiccups = 1.0, 50.0, list[float]()
+        self._forwards = 0
+
+    @property
+    def measured(self) -> int:
+        found, self._forwards = self._forwards, 0
+        return found
+
+    def forward(self, lm: LanguageModel, shape: BatchShape, prefix: int) -> float:
+        self._forwards += 1
+        slower = self.hiccups.pop() if self.hiccups else 1.0
+        return slower * self.us(*shape)
+
+    def us(self, sessions: int, depth: int) -> float:
+        return self.pace * (1000.0 + self.row_us * (sessions * depth - 1) + 300.0 * (sessions - 1))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = Machine()
+    monkeypatch.setattr("verify_service.engine.calibration._forward", made.forward)
+    return made
+
+
+FEW = 9  # forwards: the first one, and two turns of two shapes
+
+
+def check_true(found: StepCosts, machine: Machine) -> None:
+    """All of V is there, and what the machine takes now."""
+    assert tuple(found.forward.points) == WIDTHS
+    for sessions, depths in ((1, WIDTHS), (4, (1, 4)), (SLOTS, (1, 4))):
+        for depth in depths:
+            assert found.measured(sessions, sessions * depth) == pytest.approx(machine.us(sessions, depth))
+
+
+@pytest.mark.parametrize("pace", [1.0, 3.0, 0.6])
+def test_a_later_start_has_what_was_measured_in_proportion_to_a_plain_step(machine: Machine, pace: float) -> None:
+    check_true(step_costs(model()), machine)
+    assert machine.measured > 10 * FEW
+    machine.pace = pace
+    lm = model()
+    check_true(step_costs(lm), machine)
+    assert machine.measured <= FEW
+    assert [lm.cached(slot) for slot in range(SLOTS)] == [0] * SLOTS
+
+
+@pytest.mark.parametrize(("row_us", "pace"), [((700.0, 0.0), 1.0), ((0.0, 700.0), 1.0), ((50.0, 50.0), 0.4)])
+def test_windows_that_take_other_shares_of_a_plain_step_and_a_machine_that_did_other_work_are_measured_anew(
+    machine: Machine, row_us: tuple[float, float], pace: float
+) -> None:
+    machine.row_us = row_us[0]
+    step_costs(model())
+    assert machine.measured
+    machine.row_us, machine.pace = row_us[1], pace
+    check_true(step_costs(model()), machine)
+    assert machine.measured > 10 * FEW
+    check_true(step_costs(model()), machine)
+    assert machine.measured <= FEW, "what was measured last is remembered"
+
+
+def test_other_work_of_the_machine_during_the_check_does_not_have_all_measured(machine: Machine) -> None:
+    step_costs(model())
+    assert machine.measured
+    machine.hiccups = [40.0, 1.0]
+    check_true(step_costs(model()), machine)
+    assert 5 < machine.measured <= FEW
+
+
+def another_library(patch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    patch.setattr(remembered, "_surroundings", lambda: "another library")
+    return Still.decided_by
+
+
+def more_threads(patch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    patch.setattr(torch, "get_num_threads", lambda: 99)
+    return Still.decided_by
+
+
+def fewer_cores(patch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    patch.setattr("os.sched_getaffinity", lambda _: set(range(99)))
+    return Still.decided_by
+
+
+@pytest.mark.parametrize(
+    "change",
+    [another_library, more_threads, fewer_cores, lambda _: ("other weights", SLOTS), lambda _: ("weights", SLOTS + 1)],
+)
+def test_whatever_decides_it_has_it_measured_anew(
+    machine: Machine, change: Callable[[pytest.MonkeyPatch], tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_costs(model())
+    assert machine.measured
+    machine.row_us = 55.0  # not enough to be found out by a check
+    check_true(step_costs(model(change(monkeypatch))), machine)
+    assert machine.measured > 10 * FEW
+
+
+def test_a_model_of_which_nothing_tells_what_decides_it_is_measured_each_time(machine: Machine) -> None:
+    for _ in range(2):
+        check_true(step_costs(model(())), machine)
+        assert machine.measured > 10 * FEW
+    assert not list(cache_folder().rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"7", b"{}", b"[]", b"[[1, 2, 5.0]]", b"[[1, 1]]", b"[[1, 1, 0.0]]", b"[[1, 1, NaN]]"]
+)
+def test_what_is_no_table_is_measured_anew(machine: Machine, content: bytes) -> None:
+    step_costs(model())
+    assert machine.measured
+    (kept,) = (cache_folder() / remembered.FOLDER).iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(content)
+    check_true(step_costs(model()), machine)
+    assert machine.measured > 10 * FEW
+    assert kept.read_bytes() == whole
+
+
+def test_without_a_folder_it_is_measured_each_time(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", __file__)
+    for _ in range(2):
+        check_true(step_costs(model()), machine)
+        assert machine.measured > 10 * FEW
+
+
+def test_steps_go_on_to_correct_what_was_remembered(machine: Machine) -> None:
+    step_costs(model())
+    machine.row_us = 150.0  # windows of four take 1.26 times as long, within CHECKED_FACTOR
+    assert machine.us(1, 4) < CHECKED_FACTOR * 1150.0
+    found = step_costs(model())
+    assert found.of(1)(4) == pytest.approx(1150.0)
+    for _ in range(200):
+        observe(found, 1, machine.us(1, 1))
+        observe(found, 4, machine.us(1, 4))
+    assert found.of(1)(4) == pytest.approx(machine.us(1, 4), rel=0.01)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Of several sessions.
 
 
 def batch_costs() -> StepCosts:

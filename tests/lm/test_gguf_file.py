@@ -18,7 +18,7 @@ from deploy.cli.diagnosis.checks import Grade
 from deploy.cli.diagnosis.doctor_models import check_models, facts_of
 from specwire.lm import ModelError
 from specwire.lm.gguf_file import END_TOKENS, NORMAL, SIZES, StoredTensor, read_gguf
-from specwire.lm.gguf_tokenizer import tokenizer_of
+from specwire.lm.gguf_tokenizer import text_of
 from specwire.text.tokenizer import load_tokenizer, vocabulary_fingerprint, vocabulary_map
 from tests.lm.gguf_files import ids_of, write, written
 from tests.lm.models import CONTEXT, VOCABULARY, build, config
@@ -215,7 +215,8 @@ def test_a_tokenizer_of_pieces_is_made_of_the_files_scores(tmp_path: Path) -> No
         Path(other_vocabularies.save(tmp_path / "pieces", other_vocabularies.sentencepiece)), tmp_path / "pieces.gguf"
     )
     file = read_gguf(path)
-    told, made = tokenizer_of(file), load_tokenizer(tokenizer_of(file))
+    told = text_of(file).tokenizer_json
+    made = load_tokenizer(told)
     kinds, scores = (file.metadata[f"tokenizer.ggml.{name}"] for name in ("token_type", "scores"))
     pieces = {name: scores[id_] for id_, name in file.tokens.items() if kinds[id_] == NORMAL}
     for text in ("def area(width, height):\n    return", "  naïve – 日本語 🙂 \t and  then", "x"):

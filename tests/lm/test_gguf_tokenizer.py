@@ -50,7 +50,7 @@ def check_against_llamacpp(path: str, added: tuple[str, ...] = ()) -> None:
     from specwire.lm.runners.llamacpp.runner import GgufWeights
 
     file = read_gguf(path)
-    weights, tokenizer = GgufWeights(file), load_tokenizer(tokenizer_of(file))
+    weights, tokenizer = GgufWeights(file), load_tokenizer(text_of(file).tokenizer_json)
     for text in TEXTS:
         ids = encode(tokenizer, text)
         assert ids == weights.tokens(text), text
@@ -79,7 +79,9 @@ def test_real_files_make_llama_cpps_own_tokens(name: str) -> None:
 
 def test_the_tokenizer_has_the_files_vocabulary(tmp_path: Path) -> None:
     file = read_gguf(written(DRAFT, tmp_path / "demo.gguf", Type.Q8_0))
-    assert vocabulary_fingerprint(vocabulary_map(tokenizer_of(file), 0)) == vocabulary_fingerprint(file.tokens)
+    assert vocabulary_fingerprint(vocabulary_map(text_of(file).tokenizer_json, 0)) == vocabulary_fingerprint(
+        file.tokens
+    )
 
 
 def test_a_real_pair_of_unlike_vocabularies_is_good() -> None:

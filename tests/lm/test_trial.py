@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,13 +13,15 @@ import torch
 
 from demo_pair import HEAD, TARGET
 from specwire.core.model import LLAMACPP, OPENVINO
-from specwire.lm import Feed, ModelError, load_model
+from specwire.lm import Feed, ModelError, load_model, remembered
 from specwire.lm.gguf_weights import cache_folder
 from specwire.lm.kv_cache import CachedLM, Runner
 from specwire.lm.runners import trial
 from specwire.lm.runners.trial import Trial
 from tests.lm.gguf_files import write
 from tests.lm.models import build, config
+from verify_service.engine import calibration
+from verify_service.engine.calibration import step_costs
 
 TEXT = [3, 17, 44, 8, 29]
 RUNTIMES = [name for name, module in ((OPENVINO, "openvino"), (LLAMACPP, "llama_cpp")) if find_spec(module)]
@@ -54,8 +57,8 @@ def no_home() -> Path:
     raise RuntimeError("Could not determine home directory.")
 
 
-def remembered() -> list[Path]:
-    return sorted((cache_folder() / "trials").glob("*"))
+def files() -> list[Path]:
+    return sorted((cache_folder() / remembered.FOLDER).glob("*"))
 
 
 def test_the_second_start_tries_nothing_and_is_the_first_one_s_equal(
@@ -63,10 +66,24 @@ def test_the_second_start_tries_nothing_and_is_the_first_one_s_equal(
 ) -> None:
     path = write(build(config("llama")), tmp_path / "a.gguf")
     first, second = load(path, runtime), load(path, runtime)
-    assert (len(tried), len(remembered())) == (1, 1)
+    assert (len(tried), len(files())) == (1, 1)
     assert (second.runner.branches, second.runner.invariant) == (first.runner.branches, first.runner.invariant)
     feed = Feed(1, 0, TEXT, len(TEXT))  # nothing of a trial is in the slots, whether it was made or not
     assert torch.equal(first.forward([feed]).clone(), second.forward([feed]))
+
+
+def test_the_second_start_has_the_first_one_s_forward_times(
+    tmp_path: Path, tried: list[Trial], runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    first = load(path, runtime)
+    points = step_costs(first).forward.points
+    assert len(files()) == 2
+    monkeypatch.setattr(calibration, "CHECKED_FACTOR", math.inf)
+    monkeypatch.setattr(calibration, "_measured", None)
+    found = step_costs(load(path, runtime)).forward.points
+    assert [*found] == [*points]
+    assert [us / found[1] for us in found.values()] == pytest.approx([us / points[1] for us in points.values()])
 
 
 @pytest.mark.parametrize("invariant", [True, False])
@@ -92,7 +109,7 @@ def test_a_runner_that_took_no_trees_is_tried_again(
         patch.setattr(Trial, "tree_deviation", lambda *_: 1 / 0)
         assert not load(path, LLAMACPP).runner.branches
     assert load(path, LLAMACPP).runner.branches
-    assert (len(tried), len(remembered())) == (2, 1)
+    assert (len(tried), len(files())) == (2, 1)
 
 
 def test_a_head_beside_the_target_has_it_tried_each_time(tried: list[Trial]) -> None:
@@ -100,7 +117,7 @@ def test_a_head_beside_the_target_has_it_tried_each_time(tried: list[Trial]) -> 
     pytest.importorskip("openvino")
     for _ in range(2):
         load_model(str(TARGET), slots=1, context=64, runtime=OPENVINO, heads=str(HEAD))
-    assert (len(tried), remembered()) == (2, [])
+    assert (len(tried), files()) == (2, [])
 
 
 def test_whatever_decides_a_trial_has_it_made_anew(
@@ -116,23 +133,23 @@ def test_whatever_decides_a_trial_has_it_made_anew(
     load(path, runtime)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     load(path, runtime)
-    monkeypatch.setattr(trial, "_surroundings", lambda: "another processor")
+    monkeypatch.setattr(remembered, "_surroundings", lambda: "another processor")
     load(path, runtime)
-    assert len(tried) == len(remembered()) == 8
+    assert len(tried) == len(files()) == 8
 
 
 def test_code_libraries_and_processor_decide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = trial._surroundings.__wrapped__
+    told = remembered._surroundings.__wrapped__
     before = told()
     assert told() == before
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "version", lambda name: f"{name} 99")
+        patch.setattr(remembered, "version", lambda name: f"{name} 99")
         assert told() != before
     (tmp_path / "code.py").write_text("")
     (tmp_path / ".#code.py").symlink_to(tmp_path / "gone")  # an editor's lock
-    monkeypatch.setattr(trial, "CODE", tmp_path)
+    monkeypatch.setattr(remembered, "CODE", [tmp_path])
     assert told() not in ("", before)
-    monkeypatch.setattr(trial, "CODE", tmp_path / "gone")
+    monkeypatch.setattr(remembered, "CODE", [tmp_path / "gone"])
     with pytest.raises(FileNotFoundError, match="has no code to tell by"):
         told()
 
@@ -141,7 +158,7 @@ def test_code_libraries_and_processor_decide_it(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_that_can_only_be_read_is_enough(tmp_path: Path, tried: list[Trial], runtime: str) -> None:
     path = write(build(config("llama")), tmp_path / "a.gguf")
     load(path, runtime)
-    remembered()[0].parent.chmod(0o555)
+    files()[0].parent.chmod(0o555)
     load(path, runtime)
     assert len(tried) == 1
 
@@ -154,7 +171,7 @@ def test_a_trial_that_failed_is_made_again(
     for _ in range(2):
         with pytest.raises(ModelError, match=r"other logits .*\(3\.0 times the tolerance\)"):
             load(path, runtime)
-    assert (len(tried), remembered()) == (2, [])
+    assert (len(tried), files()) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +186,7 @@ def test_what_cannot_be_read_is_no_passed_trial(
 ) -> None:
     path = write(build(config("llama")), tmp_path / "a.gguf")
     load(path, runtime)
-    (kept,) = remembered()
+    (kept,) = files()
     whole = kept.read_bytes()
     kept.write_bytes(content)
     load(path, runtime)
@@ -180,17 +197,17 @@ def test_what_cannot_be_read_is_no_passed_trial(
 def test_those_unused_for_longest_go(
     tmp_path: Path, tried: list[Trial], runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(remembered, "MOST_REMEMBERED", 2)
     path = write(build(config("llama")), tmp_path / "a.gguf")
     load(path, runtime)
-    (first,) = remembered()
+    (first,) = files()
     os.utime(first, (1000, 1000))
     load(path, runtime, slots=3)
     load(path, runtime)  # used again, so the other is the older one
-    os.utime(next(each for each in remembered() if each != first), (2000, 2000))
+    os.utime(next(each for each in files() if each != first), (2000, 2000))
     load(path, runtime, slots=4)
-    assert first in remembered()
-    assert (len(tried), len(remembered())) == (3, 2)
+    assert first in files()
+    assert (len(tried), len(files())) == (3, 2)
 
 
 def test_a_small_model_and_one_without_a_folder_are_tried_each_time(
@@ -206,4 +223,4 @@ def test_a_small_model_and_one_without_a_folder_are_tried_each_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(trial, "WORTH_BYTES", 64 << 20)
     load(path, runtime)
-    assert (len(tried), remembered()) == (3, [])
+    assert (len(tried), files()) == (3, [])

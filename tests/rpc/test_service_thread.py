@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
@@ -135,6 +136,24 @@ async def test_what_loading_raises_is_raised_by_start() -> None:
 
     await raised(ValueError, ServiceThread("echo", load, helpers=helpers).start(), "no such directory")
     assert helpers.closed.is_set()
+
+
+async def test_the_collector_makes_no_passes_while_it_loads_and_does_so_again_afterwards() -> None:
+    during = list[bool]()
+
+    def load(deliver: Deliver, _: GoOn) -> tuple[Echo, str]:
+        during.append(gc.isenabled())
+        if len(during) == 2:
+            raise ZeroDivisionError
+        return Echo(deliver), "loaded"
+
+    thread: Thread = ServiceThread("echo", load)
+    await thread.start()
+    assert (during, gc.isenabled()) == ([False], True)
+    await thread.stop()
+    with pytest.raises(ZeroDivisionError):
+        await ServiceThread[Say, str, str]("echo", load).start()
+    assert (during, gc.isenabled()) == ([False, False], True)
 
 
 async def test_a_cancelled_start_returns_when_the_thread_has_ended() -> None:

@@ -1,11 +1,13 @@
-"""V(m), and V(m, rows) of several sessions, measured before anything else runs."""
+"""V(m), and V(m, rows) of several sessions, measured before anything else runs, or remembered of an earlier start."""
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from specwire.core.draft import DraftingModel, HeadRequest
 from specwire.core.law.sampling import Sampling
@@ -14,6 +16,10 @@ from specwire.core.policy.estimates import ForwardTimes
 from specwire.core.policy.heads import HeadDepth
 from specwire.core.policy.tunables import MOST_HEAD_DEPTH
 from specwire.lm import Feed, LanguageModel
+from specwire.lm.kv_cache import CachedLM
+from specwire.lm.remembered import recalled, remember
+
+logger = logging.getLogger(__name__)
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 # Shapes of forwards of several sessions: how many, and positions of each.
@@ -38,6 +44,10 @@ SURELY_LONG = 3
 # Positions of one session that are measured where forwards are long; what others take lies between. Of several sessions
 # windows of at most so many rows are.
 LONG_WIDTHS = (1, 2, 4, 8, 16, 32)
+# What is remembered holds as long as a window of so many rows takes about as many plain steps as it did: up to so many
+# times as many, or as few. Forwards meet other work of the machine, so it is tried a few times. A machine that many
+# times as fast as it was did other work when it was measured.
+CHECKED_ROWS, CHECKED_FACTOR, CHECKS = 4, 2.0, 3
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -54,19 +64,68 @@ class BatchShape(NamedTuple):
         return self.depth == 1 or self.sessions * self.depth in LONG_WIDTHS
 
 
+# Microseconds by (sessions, positions of each).
+Times = Mapping[tuple[int, int], float]
+
+
 def step_costs(lm: LanguageModel, go_on: Callable[[], None] = lambda: None) -> StepCosts:
     """Measure what steps cost, of a model with a head those that are no business of the head's.
 
-    Takes a second or two, more where forwards are long; leaves the slots empty. `go_on` is called before each turn and
-    may raise.
+    Takes a second or two, more where forwards are long, or a few forwards where what an earlier start measured still
+    holds; leaves the slots empty. `go_on` is called before each turn and may raise.
     """
     if isinstance(lm, DraftingModel):
         lm.heed(())
+    decides = lm.runner.decided_by if isinstance(lm, CachedLM) else ()
+    times = _still_true(lm, _table(recalled("step costs", *decides)), go_on) if decides else None
+    if times is None:
+        times = _measured(lm, go_on)
+        if decides:
+            remember([[*shape, took] for shape, took in times.items()], "step costs", *decides)
+    alone = {depth: took for (sessions, depth), took in times.items() if sessions == 1}
+    return StepCosts(ForwardTimes(alone), {shape: took for shape, took in times.items() if shape[0] > 1})
+
+
+def _measured(lm: LanguageModel, go_on: Callable[[], None]) -> Times:
     _fill(lm, 1)
-    alone = ForwardTimes(_alone(lm, BUDGET_S, go_on))
+    alone = {(1, width): took for width, took in _alone(lm, BUDGET_S, go_on).items()}
     together = calibrate_batches(lm, go_on=go_on, filled=True)
     lm.discard(0)
-    return StepCosts(alone, together)
+    return alone | together
+
+
+def _table(found: Any) -> Times:
+    """Of what is remembered; empty where that is no table."""
+    try:
+        times = {(int(sessions), int(depth)): float(took) for sessions, depth, took in found or ()}
+    except (TypeError, ValueError):
+        return {}
+    return times if (1, 1) in times and all(0 < took < math.inf for took in times.values()) else {}
+
+
+def _still_true(lm: LanguageModel, known: Times, go_on: Callable[[], None]) -> Times | None:
+    """What is known, in proportion to a plain step now: a machine that others share may be twice as slow the next time.
+
+    None where it does not hold (see CHECKED_FACTOR), or nothing is known. What steps then show goes on to correct it as
+    it does what was measured (`StepCosts`).
+    """
+    widths = [depth for sessions, depth in known if sessions == 1 and depth <= CHECKED_ROWS]
+    if not widths:
+        return None
+    plain, window = BatchShape(1, 1), BatchShape(1, max(widths))
+    if known[plain] <= LONG_US:
+        _forward(lm, plain, 0)  # the first of all may compile; of a long one that would be little
+    pace, wide, alike, tries = math.inf, math.inf, False, 0
+    while not alike and tries < CHECKS:
+        go_on()
+        pace = min(pace, _turn(lm, plain, 0) / known[plain])
+        wide = min(wide, _turn(lm, window, 0) / known[window])
+        alike, tries = max(pace, wide) <= CHECKED_FACTOR * min(pace, wide), tries + 1
+    lm.discard(0)
+    logger.info("a plain step takes %.2f times as long as remembered, a window %.2f times", pace, wide)
+    if not alike or CHECKED_FACTOR * pace < 1.0:
+        return None
+    return {shape: pace * took for shape, took in known.items()}
 
 
 def calibrate(lm: LanguageModel, budget_s: float = BUDGET_S, go_on: Callable[[], None] = lambda: None) -> ForwardTimes:
@@ -225,17 +284,17 @@ def _times(
     after step. Where forwards are long few shapes are measured, each by the first forward that it has, but for plain
     decoding: steps refine the rest.
     """
-    plain = next(iter(shapes))
+    plain, prefix = next(iter(shapes)), _prefix(lm)
     times: dict[Name, list[float]] = {plain: []}
     long = False
     for name, shape in shapes.items():
         if long and not shape.worth_long:
             continue
         go_on()
-        first = _forward(lm, shape)
+        first = _forward(lm, shape, prefix)
         if name == plain:  # the first of all may compile, or be optimised; a single slow one behind it may be a hiccup
             while len(times[plain]) < SURELY_LONG and not (times[plain] and min(times[plain]) <= LONG_US):
-                times[plain].append(_forward(lm, shape))
+                times[plain].append(_forward(lm, shape, prefix))
             long = min(times[plain]) > LONG_US
         else:
             times[name] = [first] if long else []
@@ -243,20 +302,19 @@ def _times(
     while done < rounds[0] or (not long and done < rounds[1] and time.perf_counter() - began < budget_s):
         for name in (plain,) if long else shapes:
             go_on()
-            times[name].append(_turn(lm, shapes[name]))
+            times[name].append(_turn(lm, shapes[name], prefix))
         done += 1
     return {name: median(sorted(values)[: (len(values) + 3) // 4]) for name, values in times.items()}
 
 
-def _turn(lm: LanguageModel, shape: BatchShape) -> float:
+def _turn(lm: LanguageModel, shape: BatchShape, prefix: int) -> float:
     """Microseconds of a forward."""
-    first = _forward(lm, shape)
-    return first if first > LONG_US else _forward(lm, shape)
+    first = _forward(lm, shape, prefix)
+    return first if first > LONG_US else _forward(lm, shape, prefix)
 
 
-def _forward(lm: LanguageModel, shape: BatchShape) -> float:
+def _forward(lm: LanguageModel, shape: BatchShape, prefix: int) -> float:
     """Microseconds of a forward behind the prefix."""
-    prefix = _prefix(lm)
     tokens = _tokens(lm, prefix, shape.depth)
     feeds = [Feed(slot, prefix, tokens, shape.depth) for slot in range(shape.sessions)]
     return _taken_us(lambda: lm.forward(feeds))

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
-import os
-import platform
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from specwire.core.model import Feed, TreeFeed, out_of_memory
-from specwire.lm.gguf_weights import cache_folder
 from specwire.lm.kv_cache import Runner
 from specwire.lm.model_config import first_line
+from specwire.lm.remembered import recalled, remember
 
 logger = logging.getLogger(__name__)
 
@@ -157,11 +148,6 @@ def made_up(count: int, vocabulary: int) -> list[int]:
 
 # Bytes of weights from which on that is worth a file.
 WORTH_BYTES = 64 << 20
-FOLDER, MOST_REMEMBERED = "trials", 256
-CODE = Path(__file__).resolve().parents[2]
-LIBRARIES = ("torch", "openvino", "llama-cpp-python", "transformers")
-# Beginnings of environment variables that decide how those compute.
-VARIABLES = ("ATEN_", "DNNL_", "GGML_", "KMP_", "LLAMA_", "MKL_", "OMP_", "ONEDNN_", "OV_", "TBB_", "TORCH_")
 
 
 class PassedTrial(NamedTuple):
@@ -175,80 +161,28 @@ def held_once(trial: Callable[[], Trial], runner: Runner, slots: int, size: int,
     """`Trial.held`, or what it said when the same was tried before on this machine.
 
     size: bytes of the weights. tried: what decides it beside this project's code, libraries and processor, each with a
-    `repr` that tells all of it.
+    `repr` that tells all of it; it is `Runner.decided_by` then.
     """
     if size < WORTH_BYTES:
         return trial().held(runner, slots)
-    path: Path | None = None
-    try:
-        path = cache_folder() / FOLDER / _key(type(runner).__name__, slots, torch.get_num_threads(), *tried)
-        passed = _read(path)
-    except OSError as reason:
-        logger.info("no trial is remembered: %s", reason)
-        passed = None
+    runner.decided_by = (type(runner).__name__, slots, *tried)
+    passed = _passed(recalled("trial", *runner.decided_by))
     if passed is not None:
-        logger.info("%s passed its trial before (%s)", type(runner).__name__, path)
+        logger.info("%s passed its trial before", type(runner).__name__)
         runner.invariant = passed.invariant
         return passed.off
     branches = runner.branches
     off = trial().held(runner, slots)
     # Why it takes no trees after all may not be so the next time.
-    if path is not None and off <= 1 and runner.branches == branches:
-        try:
-            _remember(path, PassedTrial(off, runner.invariant))
-        except OSError as reason:
-            logger.info("the trial will be made again: %s", reason)
+    if off <= 1 and runner.branches == branches:
+        remember(PassedTrial(off, runner.invariant)._asdict(), "trial", *runner.decided_by)
     return off
 
 
-def _read(path: Path) -> PassedTrial | None:
-    """None where nothing is remembered, or nothing that was passed. It is then used last. Raises OSError."""
-    if not path.is_file():
-        return None
+def _passed(found: Any) -> PassedTrial | None:
+    """None where nothing is remembered, or nothing that was passed."""
     try:
-        found = json.loads(path.read_bytes())
         passed = PassedTrial(float(found["off"]), found["invariant"] is True)
     except (ValueError, TypeError, KeyError):
         return None
-    with suppress(OSError):  # of a folder that can only be read
-        os.utime(path)
     return passed if 0 <= passed.off <= 1 else None
-
-
-def _remember(path: Path, passed: PassedTrial) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", dir=path.parent, prefix="new-", delete=False) as file:
-        beside = Path(file.name)
-    try:
-        beside.write_text(json.dumps(passed._asdict()))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    with suppress(OSError):  # another process may forget the same ones
-        for each in sorted(path.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-MOST_REMEMBERED]:
-            each.unlink(missing_ok=True)
-
-
-def _key(*tried: object) -> str:
-    variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(VARIABLES))
-    return hashlib.sha256(repr((tried, variables, _surroundings())).encode()).hexdigest()[:40]
-
-
-@cache
-def _surroundings() -> str:
-    """Of this project's code, the libraries and the processor. Raises OSError where its code cannot be read."""
-    code, paths = hashlib.sha256(), sorted(path for path in CODE.rglob("*.py") if path.is_file())
-    if not paths:
-        raise FileNotFoundError(f"{CODE} has no code to tell by")
-    for path in paths:
-        code.update(path.read_bytes())
-    versions = []
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions.append((name, version(name)))
-    processor = platform.processor()
-    with suppress(OSError):
-        processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-        told = ("model name", "flags", "Features", "CPU")  # not its clock, which changes
-        processor = "".join(line for line in processor.splitlines() if line.startswith(told))
-    return repr((code.hexdigest(), versions, processor, platform.machine()))

@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from specwire.core.model import Feed, ModelError
 from specwire.lm.gguf_file import GgufFile
 from specwire.lm.kv_cache import Runner, Sizes, all_finite
 from specwire.lm.runners.llamacpp.sequences import SequenceRun, SequenceTable
 from specwire.lm.runners.trial import Trial, made_up
-from specwire.text.tokenizer import load_tokenizer
+from specwire.text.tokenizer import encode
 
 logger = logging.getLogger(__name__)
 
@@ -146,9 +147,9 @@ class GgufWeights:
         is_end = self.library.functions.llama_vocab_is_eog
         return tuple(id_ for id_ in range(self.width) if is_end(self._vocabulary, id_))
 
-    def agrees(self, cuts: Sequence[Sequence[int]]) -> bool:
-        """Whether llama.cpp cuts TRIAL_TEXTS, at which tokenizers differ, into these tokens; see `cuts_of`."""
-        return [*cuts] == [self.tokens(text) for text in TRIAL_TEXTS]
+    def agrees(self, tokenizer: Tokenizer) -> bool:
+        """Whether llama.cpp cuts TRIAL_TEXTS, at which tokenizers differ, into its tokens."""
+        return all(encode(tokenizer, text) == self.tokens(text) for text in TRIAL_TEXTS)
 
     def tokens(self, text: str) -> list[int]:
         """What llama.cpp makes of a text."""
@@ -156,12 +157,6 @@ class GgufWeights:
         room = (ctypes.c_int32 * (len(data) + 1))()
         count = self.library.functions.llama_tokenize(self._vocabulary, data, len(data), room, len(room), False, False)
         return list(room[:count])
-
-
-def cuts_of(tokenizer_json: bytes) -> list[list[int]]:
-    """TRIAL_TEXTS as a tokenizer cuts them."""
-    tokenizer = load_tokenizer(tokenizer_json)
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in TRIAL_TEXTS]
 
 
 class LlamaMemory:
