@@ -246,7 +246,7 @@ TABLE: dict[str, tuple[Option, ...]] = {
                     "they multiply; bfloat16: keep weights in 16 bits, and compute in float32 (default: none, or what "
                     "is quickest for GGUF files of at most 8 bits)"),
         Option("kv-type", "stack verify draft edge", default=AUTO_KV, choices=KV_TYPES,
-               help="of a GGUF file's keys and values (default: f32 where its weights are, else f16)"),
+               help="of a GGUF file's keys and values (default: f16, or f32 where its weights are)"),
         Option("gpu-layers", "verify draft edge", "N", int, 0,
                help="of a GGUF file, that lie on a GPU, if llama.cpp was built for it (default: %(default)s)"),
         Option("threads", MODELS, "N", int, 1,

@@ -113,7 +113,7 @@ class ModelInfo:
         vocabulary: number of token ids; logits have this width, whatever the width of the model's output layer.
         context: positions a slot can hold.
         dtype: of weights and arithmetic; of a GGUF file the type that most weights have, such as q8_0.
-        quantization: of the linear layers: none, int8 or int8-dynamic (`specwire.lm.linear`).
+        quantization: one of QUANTIZATIONS (`specwire.lm.runners.select.How`).
         weights_fingerprint: sha256 (hex) over dtype, quantization, configuration and weights. Device and runtime are
         left out: they round differently, as another machine does, and a session may still move between them.
         vocabulary_fingerprint: sha256 (hex) over the sorted (id, token) pairs.

@@ -117,6 +117,11 @@ class GgufFile:
         return "rope_factors_long.weight" in self.tensors
 
     @property
+    def has_learned_positions(self) -> bool:
+        """Whether a table has a row for each position, and so none beyond the context."""
+        return "position_embd.weight" in self.tensors
+
+    @property
     def architecture(self) -> str:
         return str(self._needed("general.architecture", str))
 

@@ -33,6 +33,7 @@ class Runner(ABC):
 
     branches: whether feeds may have a tree. alike: whether rows of windows are computed as steps of one token are, at
     any length of a text; invariant: a trial found, too, that they have the same bits, whoever shares the forward.
+    widest: rows of a text that may be computed as windows are.
     layers: of one that can leave some out, else 0. taps: of what enters these layers it tells the residual streams;
     none for one that tells nothing. tapped: those of the last run (sum of tokens, taps x hidden). tapping: whether the
     next runs tell them; rows are the same without.
@@ -43,6 +44,7 @@ class Runner(ABC):
     branches = False
     alike = False
     invariant = False
+    widest = 1
     layers = 0
     taps: Sequence[int] = ()
     tapped: torch.Tensor
@@ -188,7 +190,11 @@ class CachedLM:
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
         self._table.copy(source, target, length)
-        self.runner.copy(source, target, length)
+        try:
+            self.runner.copy(source, target, length)
+        except (MemoryError, RuntimeError):
+            self._table.clear(target)
+            raise
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> torch.Tensor:

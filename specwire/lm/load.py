@@ -37,6 +37,7 @@ from specwire.core.model import (
 )
 from specwire.lm import pretrained
 from specwire.lm.gguf_file import forget_read, read_gguf
+from specwire.lm.gguf_weights import ARCHITECTURES
 from specwire.lm.heads.self_speculation import is_self
 from specwire.lm.kv_cache import KvMemory, LanguageModel
 from specwire.lm.runners import llama
@@ -228,8 +229,17 @@ def computes_gguf(spec: str, asked: Loading) -> str:
         return asked.runtime
     if asked.kv_type != AUTO_KV or asked.gpu_layers:
         return LLAMACPP
-    ours = any(_of_our_runtimes(asked).values()) or asked.deterministic or asked.device != "cpu" or _is_small(spec)
+    ours = any(_of_our_runtimes(asked).values()) or asked.device != "cpu" or _is_small(spec)
+    ours = ours or (asked.deterministic and find_spec("openvino") is not None and _is_read(spec))
     return AUTO if ours or find_spec("llama_cpp") is None else LLAMACPP
+
+
+def _is_read(spec: str) -> bool:
+    """Whether others than llama.cpp compute a GGUF file; True for one that cannot be read, of which they tell."""
+    try:
+        return read_gguf(spec).architecture in ARCHITECTURES
+    except ModelError:
+        return True
 
 
 def _is_small(spec: str) -> bool:

@@ -338,10 +338,12 @@ def load_gguf(
 
     Of `asked`, kv_type: of keys and values, one of KV_TYPES; gpu_layers: how many of the layers lie on a GPU.
     """
-    from specwire.lm.runners.llamacpp.deterministic import DeterministicLlamaRunner
+    from specwire.lm.runners.llamacpp.deterministic import TRIAL_TAIL, TRIAL_TOKENS, DeterministicLlamaRunner
     from specwire.lm.runners.llamacpp.runner import GgufWeights, LlamaCppRunner, gguf_trial
 
     file = read_gguf(spec)
+    if asked.deterministic and (file.turns_longer or file.has_learned_positions):
+        raise ModelError(f"deterministic: is not served by llamacpp with the positions of {file.path.name}")
     # Flash attention, by which rows are equal, reads no wider keys and values.
     narrow = asked.deterministic and asked.kv_type == AUTO_KV
     positions, kept = file.context(asked.context), file.kv_type("f16" if narrow else asked.kv_type)
@@ -357,18 +359,18 @@ def load_gguf(
     elif tokenizer is not None:
         logger.warning("%s: llama.cpp cuts texts otherwise than the tokenizer; it serves ids only", file.path.name)
     vocabulary = min(max(text.tokens) + 1, weights.width)
-    slot = int(positions * file.position_bytes(kept))
+    kind = DeterministicLlamaRunner if asked.deterministic else LlamaCppRunner
+    slot = int(kind.slot_cells(positions) * file.position_bytes(kept))
     count = slots_of_size(slots.size, slot, positions) if isinstance(slots, KvMemory) else slots
     sizes = Sizes(count, positions, vocabulary)
     file.check_rotation(count, positions)
-    runner: LlamaCppRunner = (DeterministicLlamaRunner if asked.deterministic else LlamaCppRunner)(
-        weights, file, sizes, kept, torch.get_num_threads()
-    )
+    runner = kind(weights, file, sizes, kept, torch.get_num_threads())
     # Which GPU it is, and by which driver, nothing tells here: what it computes is tried each time.
     build = weights.library.build()
     size = file.path.stat().st_size if build and not asked.gpu_layers else 0
     tried = (fingerprint.result(), sizes, kept, build)
-    trial = cache(lambda: gguf_trial(weights, file, sizes, kept))
+    text_of_trial = (TRIAL_TOKENS, TRIAL_TAIL) if asked.deterministic else ()
+    trial = cache(lambda: gguf_trial(weights, file, sizes, kept, *text_of_trial))
     off = math.inf
     try:
         for rows in runner.row_counts:
@@ -580,7 +582,8 @@ def _described(
 
 
 def _precision(dtype: str, quantization: str) -> str:
-    return dtype if quantization == NONE else f"{dtype} {quantization} by {GROUP}"
+    grouped = f" by {GROUP}" if quantization != WEIGHTS16 else ""
+    return dtype if quantization == NONE else f"{dtype} {quantization}{grouped}"
 
 
 def _eos_ids(found: Any, config: ModelConfig) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 from demo_pair import DRAFT
 from specwire.core.model import LLAMACPP, TreeFeed
 from specwire.lm import Feed, ModelError, load_model
-from specwire.lm.gguf_file import read_gguf
+from specwire.lm.gguf_file import StoredTensor, read_gguf
 from specwire.lm.kv_cache import CachedLM, Sizes
 from specwire.lm.runners.llamacpp import runner as llamacpp
 from specwire.lm.runners.llamacpp.deterministic import DeterministicLlamaRunner
@@ -256,13 +257,34 @@ def test_forwards_have_as_many_rows_as_equal_bits_ask_for(tmp_path: Path, monkey
     text = [1 + at % 9 for at in range(30)]
     assert torch.equal(lm.forward([Feed(0, 0, text, 25)]), steps(lm, 1, text)[5:])
 
-    def beside(runner: DeterministicLlamaRunner, parts: Sequence[SequenceRun]) -> torch.Tensor:
-        rows = right(runner, parts)
-        return rows * 1.001 if len(parts) > 1 else rows
 
-    monkeypatch.setattr(DeterministicLlamaRunner, "_computed", beside)
+@pytest.mark.parametrize("fault", ["beside", "32 rows", "64 rows"])
+def test_rows_that_are_never_alike_are_refused(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: those beside another text's, and those of products that a library for long ones takes."""
+    right = DeterministicLlamaRunner._computed
+
+    def otherwise(runner: DeterministicLlamaRunner, parts: Sequence[SequenceRun]) -> torch.Tensor:
+        rows, count = right(runner, parts), sum(len(part.tokens) for part in parts)
+        differ = len(parts) > 1 if fault == "beside" else count >= int(fault[:2])
+        return rows * 1.001 if differ else rows
+
+    monkeypatch.setattr(DeterministicLlamaRunner, "_computed", otherwise)
+    made = config("llama")
+    made.max_position_embeddings = 400
     with pytest.raises(ModelError, match=r"deterministic: this build of llama.cpp rounds a row of model\.gguf by what"):
-        load(build(config("llama")), tmp_path, deterministic=True)
+        load(build(made), tmp_path, deterministic=True)
+
+
+def test_a_prefix_that_cannot_be_copied_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = load(build(config("llama")), tmp_path, deterministic=True)
+    text = [1 + at % 9 for at in range(30)]
+    alone = steps(lm, 0, text)
+    with monkeypatch.context() as patch:
+        patch.setattr(llamacpp.library().functions, "llama_state_seq_set_data", lambda *_: 0)
+        with pytest.raises(RuntimeError, match="cannot put back what sequence 1 held"):
+            lm.copy(0, 1, 20)
+    assert lm.cached(1) == 0
+    assert torch.equal(lm.forward([Feed(1, 0, text, 30)]), alone)
 
 
 @torch.no_grad()
@@ -350,6 +372,19 @@ def test_slots_are_as_many_as_fit_into_the_memory(tmp_path: Path) -> None:
 def test_what_it_is_not_served_with_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):
         load_model(write(build(config("llama")), tmp_path / "a.gguf"), **{"slots": 1, "runtime": LLAMACPP, **options})
+
+
+@pytest.mark.parametrize("named", ["position_embd.weight", "rope_factors_long.weight"])
+def test_rows_behind_a_text_need_positions_behind_it(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a table of them lacks, and cells turn otherwise."""
+    path = write(build(config("llama")), tmp_path / "a.gguf")
+    file = read_gguf(path)
+    told = replace(file, tensors={**file.tensors, named: StoredTensor((4,), 0, 0)})
+    monkeypatch.setattr("specwire.lm.pretrained.read_gguf", lambda _: told)
+    with pytest.raises(ModelError, match=r"deterministic: is not served by llamacpp with the positions of a\.gguf"):
+        load_model(path, slots=1, runtime=LLAMACPP, deterministic=True)
 
 
 @pytest.mark.parametrize("options", [{"runtime": "llamacpp"}, {"kv_type": "f16"}, {"gpu_layers": 1}])

@@ -21,6 +21,8 @@ TRIAL_IDS = 12
 # Rows of windows that are compared with steps of one token each, bit for bit: narrow ones, and one that ends elsewhere
 # in the blocks of a product.
 EXACT_ROWS = (2, 3, 8, 11)
+# Other texts that are beside it.
+BESIDE = 3
 
 
 class Trial:
@@ -76,30 +78,32 @@ class Trial:
 
     @torch.inference_mode()
     def is_invariant(self, runner: Runner, slots: int) -> bool:
-        """Whether rows of windows, and beside another text, have the bits of steps of one token each.
+        """Whether rows of windows, and beside other texts, have the bits of steps of one token each.
 
-        Each is computed behind the text's first part, fed anew: not every runner goes back as far as from the last step
-        to the first. The text stays in the last slot.
+        All behind the text's first part, which stays in the last slot.
         """
         text, split, last = self._text, max(1, self._split), slots - 1
         if len(text) <= split:
             return False
-        steps = [Feed(last, at, text[at : at + 1], 1) for at in range(split, min(split + max(EXACT_ROWS), len(text)))]
-        before, alone = [Feed(last, 0, text[:split], 1)], list[torch.Tensor]()
-        runner.run(before)
-        for count in EXACT_ROWS:
-            alone += [runner.run([step]).clone() for step in steps[len(alone) : count]]
-            window = text[split : split + len(alone)]
-            runner.run(before)
-            if not torch.equal(runner.run([Feed(last, split, window, len(window))]), torch.cat(alone)):
+        counts = sorted({*EXACT_ROWS, runner.widest})
+        steps = [Feed(last, at, text[at : at + 1], 1) for at in range(split, min(split + counts[-1], len(text)))]
+        runner.run([Feed(last, 0, text[:split], 1)])
+        alone = torch.cat([runner.run([step]).clone() for step in steps])
+        window = text[split : split + len(steps)]
+        for count in (min(count, len(steps)) for count in counts):
+            if not torch.equal(runner.run([Feed(last, split, window[:count], count)]), alone[:count]):
                 return False
-        if last == 0:
-            return True
-        # Beside another text's window, and its plain step. In the slot before: some compute successive ones together.
-        beside = runner.run([Feed(last - 1, 0, text[1:4], 3), steps[-1]])[3:].clone()
-        plain = runner.run([Feed(last - 1, 3, text[4:5], 1), steps[-1]])[1:]
-        runner.zero(last - 1, 4)
-        return torch.equal(beside, alone[-1]) and torch.equal(plain, alone[-1])
+        # Beside other texts in the slots before, which some runners compute together: windows, then steps.
+        others = range(max(0, last - BESIDE), last)
+        windows = [Feed(slot, 0, text[: len(steps)], len(steps)) for slot in others]
+        rows = runner.run([*windows, Feed(last, split, window, len(window))])
+        held = torch.equal(rows[-len(steps) :], alone)
+        rows = runner.run([*(Feed(slot, len(steps), text[:1], 1) for slot in others), steps[-1]])
+        held = held and torch.equal(rows[-1:], alone[-1:])
+        rows = runner.run([*(Feed(slot, 0, text[:3], 3) for slot in others), steps[-1]])
+        for slot in others:
+            runner.zero(slot, len(steps) + 1)
+        return held and torch.equal(rows[-1:], alone[-1:])
 
     @torch.inference_mode()
     def tree_deviation(self, runner: Runner, slots: int) -> float:

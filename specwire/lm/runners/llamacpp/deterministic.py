@@ -1,13 +1,14 @@
 """`--deterministic` on llama.cpp: the bits of a row depend on its text alone.
 
-A text has a cache of its own (a stream of llama.cpp's), where its cells lie in order. Flash attention computes each row
-over those cells by itself, but for two cases, which are kept from it: one row of one text alone, whose cells it divides
-among threads once there are 512, and blocks of 64 rows of a text. Products give rows the same bits where their number
-suits the kernels: two or more, or of weights of the kinds Q4_K and Q6_K a multiple of four from eight on; the trial at
-load finds which. So further rows follow those that are to be computed, and are taken out again. A text's prefix is
-copied to another slot, not shared with it.
+A text has a cache of its own (a stream of llama.cpp's), where its cells lie in order; each has as many cells as the
+longest text needs. Flash attention computes each row over those cells by itself, but for two cases, which are kept from
+it: one row of one text alone, whose cells it divides among threads (beyond 256 positions), and blocks of 64 rows of a
+text. Products give rows the same bits where their number suits the kernels: two or more, or of weights of the kinds
+Q4_K and Q6_K a multiple of four from eight on; the trial at load finds which. So further rows follow those that are to
+be computed, and are taken out again. A text's prefix is copied to another slot, not shared with it.
 
-llama.cpp divides what it is fed into parts of equally many rows of successive sequences, and here it is fed such parts.
+llama.cpp divides what it is fed into parts of equally many rows of successive sequences, each of them a product of its
+own; so that these are the ones that were tried, no more than one such part is fed at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from specwire.lm.runners.llamacpp.sequences import SequenceRun
 
 # Rows of a text that are computed at once.
 MOST_ROWS = 32
+# A trial's text goes beyond the cells that flash attention takes whole, and its end has such a window.
+TRIAL_TOKENS, TRIAL_TAIL = 300, MOST_ROWS + 4
 # What is tried as numbers of a forward's rows: at least so many, and multiples.
 ROW_COUNTS = ((2, 1), (8, 4), (16, 16))
 
@@ -32,7 +35,12 @@ class SeparateMemory(LlamaMemory):
     """Of sequences that share no cells."""
 
     def share(self, source: int, target: int, stop: int) -> None:
-        self.put(target, self.state(source))
+        """Raises RuntimeError; the target is empty then."""
+        try:
+            self.put(target, self.state(source))
+        except RuntimeError:
+            self.remove(target, 0)
+            raise
         self.remove(target, stop)
 
 
@@ -40,6 +48,7 @@ class DeterministicLlamaRunner(LlamaCppRunner):
     """`LlamaCppRunner` without branches, whose cells are counted by sequence: each has as many."""
 
     alike = True
+    widest = MOST_ROWS
     row_counts = ROW_COUNTS
     rows = ROW_COUNTS[0]
     cells = 256
@@ -54,8 +63,13 @@ class DeterministicLlamaRunner(LlamaCppRunner):
         params.n_batch = params.n_ubatch = max(TOGETHER, sequences)
         return params
 
+    @classmethod
+    def slot_cells(cls, context: int) -> int:
+        """llama.cpp rounds them up."""
+        return -(-(context + MOST_ROWS) // cls.cells) * cls.cells
+
     def _most_cells(self, sizes: Sizes) -> int:
-        return sizes.context + MOST_ROWS
+        return self.slot_cells(sizes.context)
 
     def _needed(self, feeds: Sequence[Feed]) -> int:
         return max(feed.stop for feed in feeds) + MOST_ROWS

@@ -206,8 +206,8 @@ class LlamaCppRunner(Runner):
     llama.cpp fills the memory of all its cells when a context is made.
 
     cells: that are taken at once beyond those in use, at least. for_branches: sequences beside the slots'; trees need
-    two, and for each llama.cpp sets aside the memory of two rows of logits. rows: how many a forward has, at least
-    and as a multiple; row_counts: what of that is tried.
+    two, and for each llama.cpp sets aside the memory of two rows of logits. rows: of a forward there are at least
+    the first, and a multiple of the second; row_counts: what of that is tried.
     """
 
     row_counts: Sequence[tuple[int, int]] = ((1, 1),)
@@ -262,6 +262,11 @@ class LlamaCppRunner(Runner):
         self._cells = self._params.n_ctx = max(cells, self._params.n_seq_max)
         return self._llama.llama_init_from_model(self._weights.model, self._params)
 
+    @classmethod
+    def slot_cells(cls, context: int) -> int:
+        """Cells of a slot, at most."""
+        return context
+
     def _most_cells(self, sizes: Sizes) -> int:
         return sizes.slots * sizes.context
 
@@ -280,7 +285,12 @@ class LlamaCppRunner(Runner):
         if not context:
             self._cells = before
             raise MemoryError(f"llama.cpp has no cells for {needed} positions: {self._library.reason()}")
-        self._memory.move(context, self._table.lines)
+        try:
+            self._memory.move(context, self._table.lines)
+        except RuntimeError:
+            self._cells = before
+            self._llama.llama_free(context)
+            raise
         self._context = context
         self._free.detach()
         self._free = weakref.finalize(self, self._llama.llama_free, context)
@@ -412,7 +422,7 @@ WORK, WINDOW_WORK = 1e10, 8e10
 LEAST_TOKENS, MOST_TOKENS = 40, 96
 # How far a text goes beyond a window. A few tokens that are not seen any more make no difference.
 BEYOND = 128
-# Rows that are compared at the end of the text, and of the short text beside it.
+# Rows that are compared at the end of the text, mostly, and of the short text beside it.
 TAIL, BESIDE = 24, 8
 TEXT = (
     "The river rises in the hills, and for most of the year its water is clear enough to count the stones. ",
@@ -428,10 +438,15 @@ TEXT = (
 )
 
 
-def gguf_trial(weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str) -> Trial:
-    """By llama.cpp's own context. ModelError if that by itself computes nothing that is finite."""
-    tolerance, text = tolerance_of(file, kv_type), _trial_text(weights, file, sizes)
-    split = max(len(text) // 2, len(text) - TAIL)
+def gguf_trial(
+    weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str, least: int = LEAST_TOKENS, tail: int = TAIL
+) -> Trial:
+    """By llama.cpp's own context. ModelError if that by itself computes nothing that is finite.
+
+    least: tokens of the text, where the context has room. tail: of it that are compared, at its end.
+    """
+    tolerance, text = tolerance_of(file, kv_type), _trial_text(weights, file, sizes, least)
+    split = max(len(text) // 2, len(text) - tail)
     rows = [*range(split, len(text)), *range(min(BESIDE, split))]
     expected = _plain(weights, text, sorted(rows), kv_type)[torch.tensor(rows).argsort().argsort()]
     if not torch.isfinite(expected).all():
@@ -439,10 +454,10 @@ def gguf_trial(weights: GgufWeights, file: GgufFile, sizes: Sizes, kv_type: str)
     return Trial(text, split, expected[:, : sizes.vocabulary], lambda rows, wanted: spread(rows, wanted) / tolerance)
 
 
-def _trial_text(weights: GgufWeights, file: GgufFile, sizes: Sizes) -> list[int]:
+def _trial_text(weights: GgufWeights, file: GgufFile, sizes: Sizes, least: int) -> list[int]:
     """As long as the work allows, and beyond the model's window if that is possible."""
     products, window = max(1, file.products), weights.window
-    count = max(LEAST_TOKENS, min(MOST_TOKENS, int(WORK / products)))
+    count = max(least, min(MOST_TOKENS, int(WORK / products)))
     if window and (window + BEYOND) * products <= WINDOW_WORK:
         count = max(count, window + BEYOND)
     count = min(count, sizes.context - 1)

@@ -240,9 +240,10 @@ class SequenceTable:
         """Let `target` have the first `stop` rows of `source`, and nothing else."""
         self.cut(target, 0)
         held, copied = self._slots[source], self._slots[target]
-        copied.line = self._ends[copied.sequence] = min(stop, held.line)
-        if copied.line:
-            self._memory.share(held.sequence, copied.sequence, copied.line)
+        line = min(stop, held.line)
+        if line:
+            self._memory.share(held.sequence, copied.sequence, line)
+        copied.line = self._ends[copied.sequence] = line
         places: dict[TreeRow | None, TreeRow | None] = {None: None}
         for row in held.rows[: stop - copied.line]:
             places[row] = again = TreeRow(row.token, row.position, places[row.parent])
