@@ -109,16 +109,6 @@ def test_who_dials_in_listens_for_figures_only(tmp_path: Path, capsys: pytest.Ca
     assert not accepted(capsys, "draft", *dialling, *figures)
 
 
-@pytest.mark.parametrize("command", ["verify", "draft", "orchestrate", "edge"])
-def test_a_bad_file_is_named_with_its_flag(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    authority = Authority()
-    (cert, key), (_, other) = (authority.sign().save(tmp_path, name) for name in ("server", "other"))
-    said = refused(capsys, command, *COMMANDS[command], "--tls-cert", "/no/such/file", "--tls-key", key)
-    assert said == f"specwire {command}: error: --tls-cert: /no/such/file cannot be read: No such file or directory"
-    said = refused(capsys, command, *COMMANDS[command], "--tls-cert", cert, "--tls-key", other)
-    assert said == f"specwire {command}: error: --tls-key: {other} is not the key of the certificate in {cert}"
-
-
 def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The last line of a service that cannot start."""
     assert cli.main(arguments) == 1

@@ -37,10 +37,6 @@ async def test_it_answers_until_it_is_stopped(folder: Path) -> None:
         await check_redis(server.url)
 
 
-async def test_a_stop_before_the_start_does_nothing(folder: Path) -> None:
-    await RedisServer(folder, ignore).stop()
-
-
 async def test_its_end_is_told(folder: Path) -> None:
     server = RedisServer(folder, ignore)
     await server.start()

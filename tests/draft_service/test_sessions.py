@@ -24,8 +24,6 @@ from draft_service.sessions import (
     DraftingSession,
     Dropped,
     Expansion,
-    LoseLink,
-    Opened,
     OpenSession,
     Reply,
     RowTimes,
@@ -97,16 +95,6 @@ def run(sessions: Sessions, most: int = 50) -> None:
             break
         sessions.step()
     sessions.deliver()
-
-
-def test_replies_are_delivered_in_order_and_once() -> None:
-    sessions, link = Sessions(load_model(MODEL, slots=2), guesses, deliver), Recorder()
-    sessions.apply(open_session(link, 1, [3]))
-    run(sessions)
-    kinds = [type(reply) for reply in link.take()]
-    assert kinds == [Opened, DraftedProposal, DraftedProposal, DraftedProposal]
-    sessions.deliver()
-    assert not link.replies
 
 
 def test_long_texts_share_the_rows_of_a_forward() -> None:
@@ -190,20 +178,6 @@ def test_what_fails_for_one_session_costs_that_one_its_drafter(place: str, caplo
     assert len(sessions) == 2
     assert len(sessions._free) == 1
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_a_lost_link_takes_its_sessions_and_replies_with_it() -> None:
-    sessions, lost, kept = Sessions(load_model(MODEL, slots=2), guesses, deliver), Recorder(), Recorder()
-    sessions.apply(open_session(lost, 1, [3]))
-    sessions.apply(open_session(kept, 1, [4]))
-    sessions.step()
-    sessions.apply(LoseLink(lost))
-    run(sessions)
-    assert not lost.replies
-    assert kept.proposed(1) == continuation(MODEL, [4], 3)
-    sessions.apply(open_session(kept, 2, [5]))
-    run(sessions)
-    assert kept.proposed(2) == continuation(MODEL, [5], 3)
 
 
 def test_it_looks_for_commands_between_tokens() -> None:

@@ -240,16 +240,6 @@ async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp
         assert await method(bob, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
 
 
-async def test_who_leaves_is_cancelled_as_ever(tmp_path: Path) -> None:
-    keys, _ = keys_in(tmp_path / "keys", ada=ADA)
-    async with serving(keys=keys) as server, open_channel(server.address, token=ADA) as ada:
-        call = begun(ada, "unary_stream")
-        assert await call.read() == b"0"
-        call.cancel()
-        assert await call.code() is grpc.StatusCode.CANCELLED
-        assert await method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
-
-
 # Certificates
 
 

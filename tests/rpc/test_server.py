@@ -13,14 +13,12 @@ import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.channel import channel_options, is_loopback, open_blocking_channel, open_channel, server_options
 from specwire.rpc.errors import Context, retry_after
 from specwire.rpc.keys import Keys
 from specwire.rpc.server import ListenError, Service, parse_listen, serve
-from specwire.rpc.tls import ClientTls
 from tests.rpc.byte_server import NAME, method, served, service
 from tests.wait import raised
 
@@ -40,13 +38,6 @@ async def health_of(channel: grpc.aio.Channel, name: str) -> Status:
     return answer.status
 
 
-async def test_a_free_port_is_reported_and_called() -> None:
-    async with served(service(Echo=("unary_unary", echo))) as (server, channel):
-        assert server.address == f"127.0.0.1:{server.port}"
-        assert server.port > 0
-        assert await method(channel, "unary_unary", "Echo")(b"hello", timeout=120.0) == b"hello"
-
-
 async def test_calls_by_the_thousand_wait_for_their_turn() -> None:
     async with served(service(Echo=("unary_unary", echo))) as (_, channel):
         call = method(channel, "unary_unary", "Echo")
@@ -61,16 +52,6 @@ async def test_health_says_what_it_is_told_for_the_server_and_each_service() -> 
         assert [await health_of(channel, name) for name in ("", NAME)] == [NOT_SERVING] * 2
         caught = await raised(grpc.aio.AioRpcError, health_of(channel, "no.such.Service"))
         assert caught.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_reflection_lists_the_services() -> None:
-    async with served(service()) as (_, channel):
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=120.0)
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        answer = await call.read()
-        await call.done_writing()
-    names = {listed.name for listed in answer.list_services_response.service}
-    assert {NAME, "grpc.health.v1.Health"} <= names
 
 
 async def test_a_port_in_use_is_named(capfd: pytest.CaptureFixture[str]) -> None:
@@ -254,11 +235,3 @@ async def test_a_long_quotation_is_clipped() -> None:
         code, message, _ = await told(channel, "unary_unary", b"")
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert (len(message), message[:5], message[-3:]) == (400, "id: n", "...")
-
-
-def test_a_token_does_not_leave_the_machine_unencrypted() -> None:
-    for open_it in (open_channel, open_blocking_channel):
-        with pytest.raises(InvalidParameter, match=r"token: is not sent to far\.example:1 unencrypted: give --tls"):
-            open_it("far.example:1", None, TOKEN)
-    open_blocking_channel("far.example:1", ClientTls(), TOKEN).close()
-    open_blocking_channel("127.0.0.1:1", None, TOKEN).close()
