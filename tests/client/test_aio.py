@@ -24,6 +24,7 @@ from specwire.core.text import hash_of
 from specwire.rpc.errors import StatusError
 from specwire.v1 import common_pb2, generation_pb2
 from tests.client.service import FINISHED, FIRST, SECOND, STARTED, Scripted, serving
+from tests.wait import raised
 
 
 async def test_events_come_in_order_with_all_that_they_say() -> None:
@@ -48,11 +49,9 @@ async def test_events_come_in_order_with_all_that_they_say() -> None:
 async def test_a_server_without_room_says_when_to_ask_again() -> None:
     failure = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "all slots are taken", 2.5)
     async with serving(Scripted((STARTED,), failure)) as address, AsyncClient(address, patience=0) as client:
-        with pytest.raises(SpecwireError) as streamed:
-            await client.complete("x")
-        with pytest.raises(SpecwireError) as asked:
-            await client.get_session("s-1")
-    assert streamed.value.retry_after == asked.value.retry_after == 2.5
+        streamed = await raised(SpecwireError, client.complete("x"))
+        asked = await raised(SpecwireError, client.get_session("s-1"))
+    assert streamed.retry_after == asked.retry_after == 2.5
 
 
 async def test_sessions_can_be_watched_read_and_cancelled() -> None:
@@ -71,8 +70,7 @@ async def test_texts_can_be_scored() -> None:
         [score] = await client.score_text("x", [("a", [7])], model="m")
         assert score == TextScore((PartScore((4, 5), (-0.5, -1.0)),) * 2)
         assert score.logprob == 2 * score.parts[0].logprob == -3.0
-        with pytest.raises(SpecwireError, match="another number of scores"):
-            await client.score_text("x", [("a",), ("b",)])
+        await raised(SpecwireError, client.score_text("x", [("a",), ("b",)]), "another number of scores")
     asked = servicer.asked[0]
     assert isinstance(asked, generation_pb2.ScoreTextRequest)
     assert (asked.prefix.text, asked.model) == ("x", "m")
@@ -84,14 +82,12 @@ async def test_a_failure_within_the_stream_comes_after_its_events() -> None:
     async with serving(servicer) as address, AsyncClient(address) as client:
         events = client.generate("x")
         assert [type(await anext(events)) for _ in range(2)] == [Started, Chunk]
-        with pytest.raises(SpecwireError, match="DATA_LOSS: the log is short"):
-            await anext(events)
+        await raised(SpecwireError, anext(events), "DATA_LOSS: the log is short")
 
 
 async def test_a_stream_that_ends_too_early_is_an_error() -> None:
     async with serving(Scripted(events=(STARTED, FIRST))) as address, AsyncClient(address) as client:
-        with pytest.raises(SpecwireError, match="DATA_LOSS: the stream ended before the session was finished"):
-            await client.complete("x")
+        await raised(SpecwireError, client.complete("x"), "DATA_LOSS: the stream ended before the session was finished")
 
 
 def chunk_of_no_known_outcome() -> generation_pb2.Chunk:
@@ -101,8 +97,7 @@ def chunk_of_no_known_outcome() -> generation_pb2.Chunk:
 async def test_what_the_protocol_does_not_allow_is_an_error() -> None:
     for event in (chunk_of_no_known_outcome(), generation_pb2.Finished()):
         async with serving(Scripted(events=(STARTED, event))) as address, AsyncClient(address) as client:
-            with pytest.raises(SpecwireError, match="INTERNAL: the service answered with"):
-                await client.complete("x")
+            await raised(SpecwireError, client.complete("x"), "INTERNAL: the service answered with")
 
 
 async def test_what_is_reported_and_echoed_is_gathered() -> None:

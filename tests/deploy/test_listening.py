@@ -15,6 +15,7 @@ from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions
 from deploy.stack.stack import check_free
 from specwire.rpc.keys import TOKEN_VARIABLE
+from tests.wait import raised
 
 COMMANDS = {
     "up": (),
@@ -37,11 +38,10 @@ async def test_figures_ports_are_looked_at_before_anything_is_loaded(taken_addre
     host, _, port = taken_address.rpartition(":")
     for metrics in (taken_address, f"{host}:{int(port) - 1}"):
         options = StackOptions("scripted:7", None, listen="127.0.0.1:0", metrics=metrics)
-        with pytest.raises(StackError) as refused:
-            await stack.start(options, tmp_path, pytest.fail)
+        refused = await raised(StackError, stack.start(options, tmp_path, pytest.fail))
         # The one before it may be somebody else's by chance: then that is refused.
         taken = [f"metrics: {address} cannot be used: Address already in use" for address in (taken_address, metrics)]
-        assert str(refused.value) in taken
+        assert str(refused) in taken
 
 
 async def test_each_door_has_an_address_of_its_own(dead_address: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from deploy.stack.hosts import PlainService
 from deploy.stack.options import StackError
 from deploy.stack.processes import AT_END, Child
 from specwire.rpc.server_options import ModelServiceOptions
-from tests.wait import eventually, lives
+from tests.wait import eventually, lives, raised
 
 SLEEP = "import time; time.sleep(60)"
 FAMILY = f"""
@@ -64,10 +64,9 @@ async def test_a_service_that_a_signal_ends_says_which_and_what_it_mostly_means(
     source = f"import os, sys; print('loading', file=sys.stderr, flush=True); os.kill(os.getpid(), {int(number)})"
     service = PlainService("verifier", ModelServiceOptions("scripted:1"), DEADLINE, print)
     monkeypatch.setattr(service, "_command", lambda _: [sys.executable, "-c", source])
-    with pytest.raises(StackError) as ended:
-        await service.start()
-    assert str(ended.value).startswith(f"verifier: {told}")
-    assert ("SIGUSR1" in told or "62" in told) == str(ended.value).endswith(told)
+    ended = await raised(StackError, service.start())
+    assert str(ended).startswith(f"verifier: {told}")
+    assert ("SIGUSR1" in told or "62" in told) == str(ended).endswith(told)
 
 
 async def test_last_words_are_kept_and_reported() -> None:

@@ -14,6 +14,7 @@ import redis
 from deploy.stack import redis_server
 from deploy.stack.options import StackError
 from deploy.stack.redis_server import RedisServer, check_redis, find_redis
+from tests.wait import raised
 
 
 def ignore(line: str) -> None:
@@ -30,11 +31,9 @@ async def test_it_answers_until_it_is_stopped(folder: Path) -> None:
     server = RedisServer(folder, ignore)
     await server.start()
     await check_redis(server.url)
-    with pytest.raises(StackError, match="durability: redis-fsync needs"):
-        await check_redis(server.url, "redis-fsync")
+    await raised(StackError, check_redis(server.url, "redis-fsync"), "durability: redis-fsync needs")
     await server.stop()
-    with pytest.raises(StackError, match="redis-url: cannot use unix://"):
-        await check_redis(server.url)
+    await raised(StackError, check_redis(server.url), "redis-url: cannot use unix://")
 
 
 async def test_its_end_is_told(folder: Path) -> None:
@@ -52,8 +51,7 @@ async def test_its_end_is_told(folder: Path) -> None:
 async def test_a_server_that_cannot_start_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_server, "find_redis", lambda: "/bin/false")
     server = RedisServer(folder, ignore)
-    with pytest.raises(StackError, match="the private Redis did not start: exit code 1"):
-        await server.start()
+    await raised(StackError, server.start(), "the private Redis did not start: exit code 1")
     await server.stop()
 
 

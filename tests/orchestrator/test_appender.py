@@ -191,15 +191,6 @@ async def test_an_end_meets_a_lost_log() -> None:
     assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.EOS, 2)
 
 
-async def test_other_tokens_in_the_log_are_never_overwritten() -> None:
-    store = SqliteStore()
-    played = await scene(store)
-    await played.write(7)
-    replace_output(store, "s", 7, 5)
-    await raised(ContentMismatch, played.write(8))
-    assert await played.logged() == (7, 5)
-
-
 async def test_a_newer_owner_is_never_overwritten() -> None:
     store = SqliteStore()
     played = await scene(store)

@@ -99,15 +99,6 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(monkeypatch)
 
 
-async def test_who_comes_is_dialled_once(rig: Rig) -> None:
-    drafter = replace(VERIFIER, id=TWO, role=Role.DRAFTER)
-    rig.look(VERIFIER, drafter)
-    peers = dict(rig.peers)
-    assert peers.keys() == {PLACE, (Role.DRAFTER, AT)}
-    rig.look(VERIFIER, drafter)
-    assert rig.peers == peers
-
-
 async def test_who_was_named_is_not_dialled_again(rig: Rig) -> None:
     rig.named[PLACE] = VerifierPeer(FakeLink(), lambda: None, lambda _: None)
     rig.look(replace(VERIFIER, load=Load(3, 1, 0)))
@@ -146,15 +137,6 @@ async def test_others_sessions_are_what_is_not_ours(rig: Rig) -> None:
     assert peer.sessions == 3
     rig.look(replace(VERIFIER, beat=2, load=Load(4, 1, 0)))  # the same heartbeat, seen again, tells nothing new
     assert peer.sessions == 3
-
-
-async def test_who_drains_says_so(rig: Rig) -> None:
-    rig.look(VERIFIER)
-    peer = rig.peers[PLACE]
-    assert isinstance(peer, VerifierPeer)
-    assert peer.takes_sessions
-    rig.look(replace(VERIFIER, beat=2, state=ServiceState.DRAINING))
-    assert not peer.takes_sessions
 
 
 async def test_a_successor_does_not_drain_because_its_predecessor_did(rig: Rig) -> None:

@@ -186,15 +186,6 @@ async def test_the_loss_of_one_leaves_the_other_and_it_comes_back_as_another_sou
         assert [each.lost for each in played.driver.view.stats.drafters] == [True, False, False]
 
 
-async def test_a_flood_of_one_cuts_off_that_one() -> None:
-    async with scene() as played:
-        played.propose(0, *[1] * 4096)
-        assert (played.link(0)._was_cut, played.link(1)._was_cut) == (True, False)
-        assert played.relayed() == []
-        played.propose(1, 4)
-        assert len(played.relayed()) == 1
-
-
 async def test_one_that_refuses_is_asked_again_while_the_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY", 0.05)
     async with scene() as played:

@@ -31,7 +31,7 @@ from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
-from tests.orchestrator.test_store import UnsteadyStore, log_of, lose_logs, replace_output
+from tests.orchestrator.test_store import UnsteadyStore, replace_output
 from tests.wait import until
 
 PROMPT = (1, 2)
@@ -239,23 +239,6 @@ async def test_those_that_find_no_slot_come_back_at_different_moments(
         )
     assert len(set(waits)) == 20
     assert 2.0 <= min(waits) < max(waits) <= 2.0 * verifying.SCATTER
-
-
-async def test_a_new_session_is_refused_at_once(played: Scene) -> None:
-    played.driver.verifying.on_refused(FULL)
-    await played.driver.view.ended(5.0)
-    assert played.driver.view.failure == SessionFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-
-
-async def test_a_log_lost_while_nothing_is_decided_is_written_again(
-    played: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    await played.decide(1)
-    lose_logs(played.store)
-    await played.driver.log.renew()
-    log = await log_of(played.store, "s")
-    assert log.tokens == (1,)
 
 
 async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(

@@ -5,19 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-import grpc
 import pytest
 
-from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started, Stats
+from specwire.client import AsyncClient, Finished, SpecwireError, Started, Stats
 from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
-from specwire.core.text import hash_of
-from specwire.rpc.errors import RETRY_AFTER
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
 from tests.wait import asked
-from verify_service.engine import session_manager
-from verify_service.engine.messages import QueuePatience
 
 COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
 
@@ -120,90 +115,7 @@ async def test_a_deadline_ends_the_session_and_the_log_says_so() -> None:
         await ended_in_log(running.client, session_id, FinishReason.DEADLINE)
 
 
-async def test_leaving_cancels_at_once() -> None:
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        events = running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True)
-        started = await anext(events)
-        assert isinstance(started, Started)
-        await anext(events)
-        await events.aclose()
-        await ended_in_log(running.client, started.session_id, FinishReason.CANCELLED)
-
-
-async def test_cancel_ends_the_stream() -> None:
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        last = None
-        async for event in running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True):
-            if isinstance(event, Started):
-                await running.client.cancel(event.session_id)
-            last = event
-        assert isinstance(last, Finished)
-        assert last.reason is FinishReason.CANCELLED
-
-
 async def ended_in_log(client: AsyncClient, session_id: str, reason: FinishReason) -> None:
     """The log says that the session ended, and why. It is polled: a reader would keep the session alive."""
     found = await asked(lambda: client.get_session(session_id), lambda state: state.finish_reason is not None)
     assert found.finish_reason is reason
-
-
-async def test_watch_replays_and_goes_on() -> None:
-    expected = plain(TARGET, PROMPT, 60)
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        generating = running.client.generate(PROMPT, max_tokens=60, ignore_eos=True, request_id="watched")
-        started = await anext(generating)
-        assert isinstance(started, Started)
-        for _ in range(5):
-            await anext(generating)
-        await generating.aclose()
-        tokens: list[int] = []
-        texts: list[str] = []
-        known = hash_of((*PROMPT, *expected[:2]))
-        async for event in running.client.watch(started.session_id, len(PROMPT) + 2, prefix_hash=known):
-            if isinstance(event, Chunk):
-                tokens += event.tokens
-            if isinstance(event, Chunk | Finished):
-                texts.append(event.text)
-        with pytest.raises(SpecwireError) as contradicted:
-            async for _ in running.client.watch(started.session_id, len(PROMPT) + 2, prefix_hash=known ^ 1):
-                pass
-    assert tokens == expected[2:]
-    assert "".join(texts) == "".join(f" {t}" for t in expected[2:])
-    assert contradicted.value.code is grpc.StatusCode.DATA_LOSS
-
-
-@pytest.mark.parametrize(("told_ms", "seconds"), [(2500, 2.5), (0, RETRY_AFTER)], ids=["by the verifier", "by nobody"])
-async def test_without_room_a_client_is_told_when_to_ask_again(
-    told_ms: int, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_manager, "RETRY_MS", told_ms)
-    async with stack(SLOW_TARGET, slots=1, patience=QueuePatience(0)) as running:
-        first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
-        await anext(first)
-        await anext(first)  # its first token: it has the slot
-        with pytest.raises(SpecwireError) as raised:
-            await running.client.complete(PROMPT, max_tokens=2)
-        assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, seconds)
-        await first.aclose()
-
-
-async def test_unknown_sessions_are_not_found() -> None:
-    async with stack() as running:
-        for call in (running.client.get_session("none"), running.client.cancel("none")):
-            with pytest.raises(SpecwireError) as missing:
-                await call
-            assert missing.value.code is grpc.StatusCode.NOT_FOUND
-
-
-async def test_without_a_verifier_a_session_fails_in_time() -> None:
-    async with stack(SLOW_TARGET, verifier_wait=0.5) as running:
-        await running.verifier.stop(0.0)
-        with pytest.raises(SpecwireError) as lost:
-            await running.client.complete(PROMPT, max_tokens=10)
-    assert lost.value.code is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_drafter_of_another_vocabulary_is_refused_at_start() -> None:
-    with pytest.raises(RuntimeError, match="vocabulary mismatch"):
-        async with stack(TARGET, "scripted:7:vocab=65"):
-            pass

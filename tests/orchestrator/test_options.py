@@ -16,6 +16,7 @@ from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack
+from tests.wait import raised
 
 LENGTH = 32
 
@@ -86,6 +87,7 @@ REFUSED: list[tuple[Prompt, RequestOptions, dict[str, Any], str]] = [
     ((5, 64), RequestOptions(), {}, "prompt: token id 64 is outside 0..63"),
     (PROMPT, RequestOptions(temperature=math.nan), {}, "temperature: must be"),
     (PROMPT, RequestOptions(rule="coupled"), {}, "rule: "),
+    (PROMPT, RequestOptions(prediction=[64]), {}, "prediction: token id 64 is outside 0..63"),
     (
         PROMPT,
         RequestOptions(logprobs_of="model"),
@@ -141,7 +143,6 @@ async def test_the_client_refuses_what_it_cannot_say() -> None:
             (0, RequestOptions(), "n: must be from 1 to 64, not 0"),
             (2, RequestOptions(request_id="r"), "request_id: is of one completion, not of several: 'r'"),
         ):
-            with pytest.raises(SpecwireError, match=message):
-                await client.complete_many(PROMPT, n, **options)
+            await raised(SpecwireError, client.complete_many(PROMPT, n, **options), message)
         with pytest.raises(SpecwireError, match="logprobs_of: must be model or processed, not 'all'"):
             await client.complete(PROMPT, logprobs=1, logprobs_of="all")

@@ -96,14 +96,6 @@ def test_what_a_closed_session_still_owed_may_come(line: Line, peer: DrafterPeer
     assert line.reason == ""
 
 
-def test_what_crosses_a_refusal_is_no_flood(line: Line, peer: DrafterPeer) -> None:
-    handle = peer.attach(HearingSession())
-    refused = common_pb2.Refused(handle=handle)
-    peer.on_message(draft_pb2.ConnectDraftResponse(refused=[refused]))
-    peer.on_message(said(handle, MOST_RELAYED))
-    assert line.reason == ""
-
-
 NOBODY = common_pb2.Refused(handle=4_000_000)
 FLOODS = {
     "refused": draft_pb2.ConnectDraftResponse(refused=[NOBODY] * (ANSWERS + 1)),

@@ -19,6 +19,7 @@ from specwire.core.invalid import InvalidParameter
 from specwire.text.tokenizer import LONG_TEXT
 from specwire.v1 import common_pb2
 from specwire.v1 import generation_pb2 as pb
+from tests.wait import raised
 
 
 class WatchedTokenizer:
@@ -52,8 +53,7 @@ def target(context: int) -> tuple[Target, WatchedTokenizer]:
 async def test_a_text_that_cannot_fit_is_refused_unread() -> None:
     known, watched = target(context=100)
     assert known.most_prompt_bytes == 300
-    with pytest.raises(InvalidParameter, match="^prompt: 301 bytes"):
-        await encoded("x" * 301, known)
+    await raised(InvalidParameter, encoded("x" * 301, known), "^prompt: 301 bytes")
     assert not watched.threads
 
 
@@ -97,8 +97,7 @@ async def test_references_may_be_longer_than_a_context_and_are_encoded_beside_th
 async def test_references_are_refused_by_name(references: list[str | list[int]], message: str) -> None:
     known, watched = target(context=100)
     known.info.vocabulary = 64
-    with pytest.raises(InvalidParameter, match=f"^{message}"):
-        await reference_tokens(asked_with(*references), known)
+    await raised(InvalidParameter, reference_tokens(asked_with(*references), known), f"^{message}")
     assert not (watched.threads and "characters" in message), "it is not read"
 
 

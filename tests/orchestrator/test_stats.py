@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from orchestrator.session.stats import Totals, stats_of
-from specwire.core.messages import FinishReason, Outcome, SourceKind, Verdict
+from orchestrator.session.stats import stats_of
+from specwire.core.messages import Outcome, SourceKind, Verdict
 from specwire.telemetry.tally import DraftCounts, SessionStats, late_counts, window_counts
 
 A, R, B, D = Outcome.ACCEPTED, Outcome.RECOVERED, Outcome.BONUS, Outcome.DIRECT
@@ -55,16 +55,6 @@ def test_accepted_is_never_more_than_tested_nor_that_more_than_proposed() -> Non
         DraftCounts(1, 2, 1)
 
 
-def test_kinds_of_sources_are_counted_apart_and_what_came_late_is_the_drafters() -> None:
-    stats = SessionStats(started=0.0)
-    stats.count_verdict(verdict(5, A, A, R))
-    stats.count_verdict(verdict(3, A, A, A, A, kind=SourceKind.NGRAM))
-    assert stats.drafts[SourceKind.NGRAM] == DraftCounts(3, 3, 3)
-    assert stats.drafts[SourceKind.DRAFTER] == DraftCounts(6, 4, 3)
-    assert stats.drafts[SourceKind.PREDICTION] == DraftCounts()
-    assert stats.drafted == DraftCounts(9, 7, 6)
-
-
 def test_a_head_s_tokens_have_their_own_figures_in_a_reply() -> None:
     stats = SessionStats(started=0.0)
     stats.count_verdict(verdict(4, A, R, kind=SourceKind.HEAD))
@@ -97,16 +87,3 @@ def test_of_what_others_decided_only_what_was_tested_is_known() -> None:
     assert (told.accepted, told.tested, told.proposed) == (4, 6, 3 + 4)
     assert told.tested == told.accepted + told.recovered
     assert (told.target_forwards, told.forwards_saved) == (1 + 3, 1)
-
-
-def test_the_sums_of_sessions_are_sums_of_each_kind() -> None:
-    totals = Totals()
-    for kind in SourceKind:
-        stats = SessionStats(started=0.0)
-        stats.count_verdict(verdict(3, A, R, kind=kind))
-        stats.outcomes.update((A, R))
-        totals.count(stats, FinishReason.LENGTH)
-    assert all(counts == DraftCounts(3, 2, 1) for counts in totals.stats.drafts.values())
-    kinds = len(SourceKind)
-    assert totals.stats.shown == DraftCounts(3 * kinds, 2 * kinds, kinds)
-    assert totals.stats.forwards_saved == kinds

@@ -452,13 +452,6 @@ async def test_a_link_stays_one_and_may_not_lead_to_itself(file: LogFile) -> Non
     assert link.is_symlink()
 
 
-async def test_a_closed_log_takes_nothing(file: LogFile) -> None:
-    store, fence = await one_log(file)
-    await store.close()
-    await raised(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))), "closed")
-    await raised(StoreUnavailable, store.ping(), "closed")
-
-
 # Disks
 
 

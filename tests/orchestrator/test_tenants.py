@@ -84,24 +84,6 @@ def refusal(allowances: Allowances, asked: SessionRecord) -> StatusError:
     return refused.value
 
 
-def test_without_limits_everything_is_admitted() -> None:
-    allowances = Allowances(Access(), Clock())
-    for n in range(1000):
-        allowances.admit(record(str(n), most=10**6))
-
-
-def test_sessions_at_once_are_counted_by_tenant() -> None:
-    allowances = Allowances(Access(sessions=2), Clock())
-    allowances.admit(record("1"))
-    allowances.admit(record("2"))
-    assert refusal(allowances, record("3")).message == "this tenant has 2 sessions running, of at most 2"
-    allowances.admit(record("4", tenant="bob"))
-    allowances.settle(record("1"), 50)
-    allowances.settle(record("1"), 50)
-    allowances.admit(record("5"))
-    assert refusal(allowances, record("6")).retry_after == 1.0
-
-
 def test_references_of_running_sessions_are_counted_by_tenant() -> None:
     allowances = Allowances(Access(), Clock())
     many = (array("I", [5]) * (MOST_TENANT_REFERENCES // 2),)
@@ -315,31 +297,6 @@ async def test_another_tenants_session_is_one_that_never_was() -> None:
         assert list(other.tokens) == plain(TARGET, (9, 9), 5)
         tokens = [token async for event in events if hasattr(event, "tokens") for token in event.tokens]
     assert tokens == plain(TARGET, PROMPT, 60)
-
-
-async def test_a_tenant_beyond_its_share_is_told_when_to_come_again() -> None:
-    access = Access(KEYS, sessions=2, tokens_per_minute=100)
-    request = generation_pb2.GenerateRequest(tokens=generation_pb2.TokenIds(ids=PROMPT))
-    request.stopping.max_tokens, request.stopping.ignore_eos = 30, True
-    async with stack(SLOW_TARGET, access=access) as running, open_channel(running.client.address, token=ADA) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        calls = [stub.Generate(request, timeout=LIMIT_S) for _ in range(2)]
-        for call in calls:
-            await call.read()
-        refused = await raised(grpc.aio.AioRpcError, stub.Generate(request, timeout=LIMIT_S).read())
-        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert refused.details() == "this tenant has 2 sessions running, of at most 2"
-        async with AsyncClient(running.client.address, token=BOB) as bob:
-            await bob.complete(PROMPT, max_tokens=3, timeout=LIMIT_S)
-        for call in calls:
-            while isinstance(await call.read(), generation_pb2.GenerateResponse):
-                pass
-        with pytest.raises(grpc.aio.AioRpcError, match="tokens a minute are used up"):
-            request.stopping.max_tokens = 90
-            await stub.Generate(request, timeout=LIMIT_S).read()
-        request.stopping.max_tokens = 98
-        with pytest.raises(grpc.aio.AioRpcError, match="max_tokens: prompt and output may come to 101 tokens"):
-            await stub.Generate(request, timeout=LIMIT_S).read()
 
 
 async def test_an_orchestrator_shows_its_peers_their_token() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import openai
 import pytest
 
-from specwire.client import Client, SpecwireError
+from specwire.client import Client
 from tests.orchestrator.http.front import (
     CHAT,
     COMPLETIONS,
@@ -19,7 +17,6 @@ from tests.orchestrator.http.front import (
     WORDS,
     Front,
     another,
-    client_of,
     text_of,
 )
 from tests.orchestrator.stack import PROMPT, TARGET, plain
@@ -128,7 +125,7 @@ def test_a_chat_is_its_template(door: Front) -> None:
     answer = door.done(CHAT, model=MODEL, **wish)
     message: dict[str, Any] = {"role": "assistant", "content": expected(), "refusal": None, "annotations": []}
     assert answer["choices"][0]["message"] == message
-    assert answer["object"] == "chat.completion"
+    assert (answer["object"], answer["system_fingerprint"]) == ("chat.completion", door.fingerprint)
     events = door.events(CHAT, **wish, stream_options={"include_usage": True})
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert text_of(events) == expected()
@@ -137,6 +134,7 @@ def test_a_chat_is_its_template(door: Front) -> None:
     assert {event["usage"] for event in events[:-1]} == {None}  # as OpenAI's, so that nobody misses the key
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert len({event["id"] for event in events}) == 1
+    assert {event["system_fingerprint"] for event in events} == {door.fingerprint}
 
 
 @pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": [IDS, WORDS]}), (CHAT, {"messages": [SAYS]})])
@@ -267,22 +265,6 @@ def test_predictions_and_references_save_forwards_and_change_nothing(door: Front
     assert (seen[0][1:], seen[1][2]) == ((0, 0), 0)
 
 
-def test_a_prediction_is_grpcs_too(door: Front) -> None:
-    """As text or as token ids."""
-    tokens = plain(TARGET, PROMPT, 40)
-    with Client(door.parts.orchestrator.address) as client:
-        wish: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "drafting": False, "ngram": True}
-        for prediction in (" ".join(map(str, tokens)), tokens):
-            done = asked_blocking(
-                partial(client.complete, PROMPT, prediction=prediction, timeout=LIMIT_S, **wish),
-                lambda told: told.stats.accepted_prediction > 30,
-            )
-            assert list(done.tokens) == tokens
-            assert done.stats.proposed_prediction >= done.stats.accepted_prediction
-        with pytest.raises(SpecwireError, match="prediction: token id 64 is outside"):
-            client.complete(PROMPT, prediction=[64], timeout=LIMIT_S)
-
-
 def test_details(door: Front) -> None:
     def details_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [choice["specwire"] for event in events for choice in event["choices"] if "specwire" in choice]
@@ -349,59 +331,3 @@ def test_every_answer_says_whether_its_rule_is_lossy(door: Front, rule: str, los
         for choice in (*whole, *firsts.values()):
             assert (choice["specwire"]["rule"], choice["specwire"]["lossy"]) == (rule, lossy)
         assert len(whole) == len(firsts) == 2
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The official client, unmodified: blocking, asyncio, streams, errors.
-
-GREEDY = {"ignore_eos": True}
-CHATTED: Any = {"model": MODEL, "messages": [SAYS], "temperature": 0, "extra_body": GREEDY}
-WHOLE = " ".join(map(str, plain(TARGET, PROMPT, 20)))
-
-
-def test_blocking(door: Front) -> None:
-    with client_of(door) as client:
-        assert [model.id for model in client.models.list()] == [MODEL]
-        assert client.models.retrieve(MODEL).object == "model"
-        done = client.completions.create(model=MODEL, prompt=WORDS, max_tokens=20, temperature=0, extra_body=GREEDY)
-        assert done.choices[0].text == WHOLE
-        assert done.choices[0].finish_reason == "length"
-        more: Any = {"n": 2, "logprobs": True, "top_logprobs": 2, "prediction": {"type": "content", "content": WHOLE}}
-        chat = client.chat.completions.create(**CHATTED, max_completion_tokens=20, **more)
-    assert [choice.message.content for choice in chat.choices] == [WHOLE, WHOLE]
-    assert chat.choices[0].logprobs is not None
-    assert chat.choices[0].logprobs.content is not None
-    assert [entry.token for entry in chat.choices[0].logprobs.content] == WHOLE.split()
-    assert chat.usage is not None
-    assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (3, 40)
-    assert chat.system_fingerprint == done.system_fingerprint == door.fingerprint
-    assert chat.usage.completion_tokens_details is not None
-    assert (chat.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
-
-
-def test_blocking_streams(door: Front) -> None:
-    with client_of(door) as client:
-        texts, usage = [], None
-        counted: Any = {"stream": True, "stream_options": {"include_usage": True}}
-        for chunk in client.chat.completions.create(**CHATTED, max_tokens=20, **counted):
-            usage = chunk.usage or usage
-            assert chunk.system_fingerprint == door.fingerprint
-            texts += [choice.delta.content or "" for choice in chunk.choices]
-        assert ("".join(texts), usage and usage.completion_tokens) == (WHOLE, 20)
-        with client.chat.completions.stream(**CHATTED, max_tokens=20, stop=f" {WHOLE.split()[9]}") as stream:
-            gathered = stream.get_final_completion().choices[0]
-        assert (gathered.message.content, gathered.finish_reason) == (" ".join(WHOLE.split()[:9]), "stop")
-
-
-def test_its_errors(door: Front) -> None:
-    with client_of(door) as client:
-        with pytest.raises(openai.NotFoundError) as missing:
-            client.completions.create(model="gpt-9", prompt=WORDS)
-        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-        with pytest.raises(openai.BadRequestError) as wrong:
-            client.completions.create(model=MODEL, prompt=WORDS, top_p=2.0)
-        assert wrong.value.param == "top_p"
-        with pytest.raises(openai.APIError) as late:
-            late_one: Any = {"max_tokens": 4000, "stream": True, "extra_body": {**GREEDY, "timeout": 0.3}}
-            list(client.completions.create(model=MODEL, prompt=WORDS, **late_one))
-        assert late.value.code == "deadline_exceeded"
