@@ -36,7 +36,7 @@ from specwire.core.messages import Pace
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.guesses import guesses
 from specwire.rpc.service_thread import Stop
-from tests.draft_service.peer import continuation
+from tests.orchestrator.stack import plain
 from tests.verify_service.automaton import ASKED, Automaton, Walk
 
 MODEL = "scripted:7:vocab=8"
@@ -113,7 +113,7 @@ def test_long_texts_share_the_rows_of_a_forward() -> None:
         sessions.apply(open_session(link, handle, text))
     run(sessions)
     assert max(map(sum, fed)) <= LONG_TEXT_ROWS
-    assert [link.proposed(handle) for handle in range(3)] == [continuation(MODEL, text, 3) for text in texts]
+    assert [link.proposed(handle) for handle in range(3)] == [plain(MODEL, text, 3) for text in texts]
 
 
 def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pytest.LogCaptureFixture) -> None:
@@ -131,8 +131,8 @@ def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pyte
     sessions.apply(open_session(link, 3, [3]))
     sessions.apply(open_session(link, 4, [4]))
     run(sessions)
-    assert link.proposed(3) == continuation(MODEL, [3], 3)
-    assert link.proposed(4) == continuation(MODEL, [4], 3)
+    assert link.proposed(3) == plain(MODEL, [3], 3)
+    assert link.proposed(4) == plain(MODEL, [4], 3)
 
 
 def test_logits_that_are_not_finite_drop_their_session_alone() -> None:
@@ -146,7 +146,7 @@ def test_logits_that_are_not_finite_drop_their_session_alone() -> None:
     assert dropped.code == grpc.StatusCode.ABORTED.value[0]
     assert dropped.message == "the drafter's logits are not finite"
     survivor = 3 - dropped.handle
-    assert link.proposed(survivor) == continuation(MODEL, [2 + survivor], 3)
+    assert link.proposed(survivor) == plain(MODEL, [2 + survivor], 3)
     assert len(sessions) == 1
 
 
@@ -174,7 +174,7 @@ def test_what_fails_for_one_session_costs_that_one_its_drafter(place: str, caplo
         run(sessions)
     assert [each for each in link.replies if isinstance(each, Dropped)] == [Dropped(2, 13, FAILED)]
     for handle in (1, 3):
-        assert link.proposed(handle) == continuation(MODEL, [2 + handle], 3)
+        assert link.proposed(handle) == plain(MODEL, [2 + handle], 3)
     assert len(sessions) == 2
     assert len(sessions._free) == 1
     assert "ZeroDivisionError" in caplog.text
@@ -221,7 +221,7 @@ def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
                 sessions.step()
             continue
         position = max(2, len(decided) - back)
-        told = continuation(MODEL, decided[:position], number) + tokens
+        told = plain(MODEL, decided[:position], number) + tokens
         sessions.apply(AdvanceSession(link, 1, position, tuple(told), pace))
         decided = decided[:position] + told
     run(sessions)
@@ -232,7 +232,7 @@ def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
             start = reply.proposal.base + reply.proposal.offset
             ahead = (decided + ahead)[: max(start, len(decided))][len(decided) :]
             ahead += reply.proposal.tokens[max(0, len(decided) - start) :]
-    assert ahead == continuation(MODEL, decided, run_ahead)
+    assert ahead == plain(MODEL, decided, run_ahead)
 
 
 # By turns: of the eight ids these two may stand, then those two; no text ends.

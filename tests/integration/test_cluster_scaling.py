@@ -29,7 +29,7 @@ from specwire.rpc.tls import ClientTls
 from tests.faults.parts import Parts
 from tests.faults.streams import plain
 from tests.integration.cluster import file_of
-from tests.integration.stack_process import private
+from tests.options import private
 from tests.wait import eventually
 
 LIMIT_S = 300.0

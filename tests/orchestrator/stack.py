@@ -202,19 +202,13 @@ async def stack(
     patience: QueuePatience = PATIENCE,
     context: int | None = None,
     patient: bool = False,
-    dtype: str = "float32",
-    deterministic: bool = False,
     heads: str = "",
     usage_log: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[Stack]:
-    """Of the verifier: slots, patience, context, patient, dtype, deterministic, heads, usage_log. options: of the
-    orchestrator (`OrchestratorOptions`).
-    """
+    """Of the verifier: slots, patience, context, patient, heads, usage_log. options: of the orchestrator."""
     async with AsyncExitStack() as parts:
-        served = ModelServiceOptions(
-            target, free_address(), slots=slots, context=context, dtype=dtype, deterministic=deterministic, heads=heads
-        )
+        served = ModelServiceOptions(target, free_address(), slots=slots, context=context, dtype="float32", heads=heads)
         verifier = await verify_service.server.start(served, patient=patient, patience=patience, usage_log=usage_log)
         parts.push_async_callback(verifier.stop, 0.0)
         services = Services(parts)

@@ -10,15 +10,9 @@ import pytest
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.errors import StatusError
 from specwire.rpc.keys import Keys, read_keys, read_token, show
-from tests.options import parsed
+from tests.options import parsed, private
 
 ONE, TWO = "one-token-of-length", "two-token-of-length"
-
-
-def private(file: Path, content: str | bytes, mode: int = 0o600) -> str:
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
-    file.chmod(mode)
-    return str(file)
 
 
 def test_each_token_is_its_holders(tmp_path: Path) -> None:

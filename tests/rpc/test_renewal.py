@@ -27,7 +27,7 @@ from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import RunningServer, serve
 from specwire.rpc.tls import ClientTls, client_tls, is_issued, server_tls
 from specwire.telemetry.metrics import Registry, listen
-from tests.options import parsed
+from tests.options import parsed, private
 from tests.rpc.byte_server import method, service
 from tests.wait import raised, until
 
@@ -36,22 +36,13 @@ LIMIT_S = 120.0
 KINDS = ["unary_stream", "stream_stream"]
 
 
-def write(file: Path, content: str | bytes, mode: int = 0o600) -> str:
-    """Replace the file as tools do, by renaming."""
-    fresh = file.with_suffix(".new")
-    fresh.write_bytes(content.encode() if isinstance(content, str) else content)
-    fresh.chmod(mode)
-    fresh.replace(file)
-    return str(file)
-
-
 def keys_of(**holders: str) -> str:
     return "".join(f"{name} {token}\n" for name, token in holders.items())
 
 
 def keys_in(file: Path, **holders: str) -> tuple[Keys, Origin[Keys]]:
     """Those of a file that is written for it, and where they are from."""
-    keys = read_keys("--api-keys", write(file, keys_of(**holders)))
+    keys = read_keys("--api-keys", private(file, keys_of(**holders)))
     assert keys is not None
     assert keys.origin is not None
     return keys, keys.origin
@@ -74,7 +65,7 @@ def known(keys: Keys) -> list[str]:
 def test_keys_are_those_of_the_file_as_it_is(tmp_path: Path) -> None:
     keys, origin = keys_in(tmp_path / "keys", ada=ADA, bob=BOB)
     assert not origin.look()
-    write(tmp_path / "keys", keys_of(ada=NEW, carl=BOB))
+    private(tmp_path / "keys", keys_of(ada=NEW, carl=BOB))
     assert known(keys) == ["ada", "bob", ""]  # nobody has looked yet
     assert origin.look()
     assert known(keys) == ["", "carl", "ada"]
@@ -99,12 +90,12 @@ def test_a_file_that_is_wrong_changes_nothing_until_it_is_right(
     if content is None:
         file.unlink()
     else:
-        write(file, content, mode)
+        private(file, content, mode)
     with pytest.raises(InvalidParameter, match=why) as told:
         origin.look()
     assert ADA not in str(told.value)
     assert known(keys) == ["ada", "", ""]
-    write(file, keys_of(ada=NEW))
+    private(file, keys_of(ada=NEW))
     assert origin.look()
     assert known(keys) == ["", "", "ada"]
 
@@ -112,7 +103,7 @@ def test_a_file_that_is_wrong_changes_nothing_until_it_is_right(
 def test_a_change_within_one_time_stamp_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     keys, origin = keys_in(file, ada=ADA)
-    write(file, keys_of(ada=BOB))
+    private(file, keys_of(ada=BOB))
     assert origin.look()
     stamp = file.stat().st_mtime_ns
     with file.open("r+") as same:  # as long as before, in place
@@ -131,7 +122,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
         text = file.read_text()
         more = next(written, None)
         if more is not None:
-            write(file, more)
+            private(file, more)
         return text
 
     origin = Origin([str(file)], read)
@@ -143,9 +134,9 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
 
 
 def test_a_token_is_the_one_of_the_file(tmp_path: Path) -> None:
-    token = read_peer_token(parsed("client", "--token-file", write(tmp_path / "token", ADA)))
+    token = read_peer_token(parsed("client", "--token-file", private(tmp_path / "token", ADA)))
     assert token.origin is not None
-    write(tmp_path / "token", NEW)
+    private(tmp_path / "token", NEW)
     assert (text_of(token), token.origin.look(), text_of(token)) == (ADA, True, NEW)
     assert ADA not in repr(token)
     nothing = read_peer_token(parsed("client"))
@@ -168,11 +159,11 @@ async def test_a_file_that_is_wrong_is_told_once(
     changes: list[list[str]] = []
     with caplog.at_level(logging.WARNING):
         watching = Renewal([None, origin], lambda: changes.append(known(keys)))
-        write(tmp_path / "keys", "ada")
+        private(tmp_path / "keys", "ada")
         await until(lambda: "must be NAME TOKEN" in caplog.text)
         seen = looks
         await until(lambda: looks > seen + 10)
-        write(tmp_path / "keys", keys_of(bob=BOB))
+        private(tmp_path / "keys", keys_of(bob=BOB))
         await until(lambda: changes)
         await watching.stop()
     assert changes == [["", "bob", ""]]
@@ -223,7 +214,7 @@ async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp
     ):
         hers, his = begun(ada, kind), begun(bob, kind)
         assert all([await hers.read(), await his.read()])
-        write(tmp_path / "keys", keys_of(bob=BOB))
+        private(tmp_path / "keys", keys_of(bob=BOB))
         assert origin.look()
         server.recheck()
         server.recheck()
@@ -258,11 +249,11 @@ class Files:
         self.tls, self.origin = tls, tls.origin
 
     def serve(self, signed: Signed) -> None:
-        write(self._folder / "cert.pem", signed.certificate)
-        write(self._folder / "cert.key", signed.key)
+        private(self._folder / "cert.pem", signed.certificate)
+        private(self._folder / "cert.key", signed.key)
 
     def trust(self, *clients: Authority) -> None:
-        write(self._folder / "clients.pem", b"".join(each.pem for each in clients))
+        private(self._folder / "clients.pem", b"".join(each.pem for each in clients))
 
 
 def client(ours: Authority, shown: Signed) -> ClientTls:
@@ -286,10 +277,8 @@ async def test_a_certificate_of_a_removed_authority_ends_its_calls_and_no_others
             while True:
                 await his.read()
         assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        refused = await raised(
-            grpc.aio.AioRpcError, method(bob, "unary_unary", "Echo")(b"x", timeout=LIMIT_S)
         # Over the connection that it has still.
-        )
+        refused = await raised(grpc.aio.AioRpcError, method(bob, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
         assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
         assert "certificate" in (refused.details() or "")
         for _ in range(20):
@@ -309,7 +298,7 @@ def presented(address: str, trusted: Authority) -> int:
 async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path) -> None:
     ours, second = Authority("ours"), Authority("second")
     Files(tmp_path, ours, ours)
-    ca = write(tmp_path / "ca.pem", ours.pem)
+    ca = private(tmp_path / "ca.pem", ours.pem)
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "cert.key")
     args = parsed("orchestrate", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca)
     tls, dialled = server_tls(args), client_tls(args)
@@ -324,11 +313,11 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path)
         renewed = second.sign()
         serial = x509.load_pem_x509_certificate(renewed.certificate).serial_number
         before = [await asyncio.to_thread(presented, each.address, ours) for each in (server, figures)]
-        write(tmp_path / "cert.pem", renewed.certificate)
+        private(tmp_path / "cert.pem", renewed.certificate)
         with pytest.raises(InvalidParameter, match="is not the key of the certificate"):
             tls.origin.look()  # between the two files
         assert [await asyncio.to_thread(presented, each.address, ours) for each in (server, figures)] == before
-        write(tmp_path / "cert.key", renewed.key)
+        private(tmp_path / "cert.key", renewed.key)
         assert tls.origin.look()
         server.recheck()
         after = [await asyncio.to_thread(presented, each.address, ours) for each in (server, figures)]
@@ -336,7 +325,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path)
         assert isinstance(await call.read(), bytes)  # the old connection goes on
         async with open_channel(server.address, dialled) as distrusting:
             await raised(grpc.aio.AioRpcError, method(distrusting, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
-        write(tmp_path / "ca.pem", second.pem)
+        private(tmp_path / "ca.pem", second.pem)
         assert dialled.origin.look()
         async with open_channel(server.address, dialled) as trusting:
             assert await method(trusting, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
