@@ -8,6 +8,7 @@ import socket
 from contextlib import suppress
 from functools import partial
 
+import grpc
 import pytest
 
 from orchestrator.session.driver import SessionDriver
@@ -125,6 +126,14 @@ async def ended_in_log(client: AsyncClient, session_id: str, reason: FinishReaso
     """The log says that the session ended, and why. It is polled: a reader would keep the session alive."""
     found = await asked(lambda: client.get_session(session_id), lambda state: state.finish_reason is not None)
     assert found.finish_reason is reason
+
+
+async def test_without_a_verifier_a_session_fails_in_time() -> None:
+    async with stack(SLOW_TARGET, verifier_wait=0.5) as running:
+        await running.verifier.stop(0.0)
+        with pytest.raises(SpecwireError) as lost:
+            await running.client.complete(PROMPT, max_tokens=10)
+    assert lost.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -206,6 +207,69 @@ async def test_a_link_ends_when_it_is_cancelled_whatever_happens_at_the_same_mom
     done, _ = await asyncio.wait({running}, timeout=60)
     assert done
     assert running.cancelled()
+
+
+class Revoking(verify_pb2_grpc.VerifyServiceServicer):
+    """Ends each stream as one whose key is revoked, while more and more is said on it."""
+
+    async def GetModelInfo(self, request: Request, context: grpc.aio.ServicerContext[object, object]) -> Info:
+        return Info()
+
+    async def Connect(
+        self,
+        requests: AsyncIterator[verify_pb2.ConnectVerifyRequest],
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> AsyncIterator[verify_pb2.ConnectVerifyResponse]:
+        for _ in range(5):
+            await anext(requests)
+            yield verify_pb2.ConnectVerifyResponse()
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this token is not known here")
+
+
+class Talkative:
+    """Says something on a link, whenever it is up."""
+
+    def __init__(self, link: VerifierLink) -> None:
+        self._link = link
+        self._talks: set[asyncio.Task[None]] = set()
+
+    def on_up(self, info: Info) -> None:
+        self._talks.add(asyncio.create_task(self._talk()))
+
+    async def _talk(self) -> None:
+        while self._link.up:
+            self._link.send(verify_pb2.ConnectVerifyRequest())
+            await asyncio.sleep(0)
+
+    def on_message(self, message: verify_pb2.ConnectVerifyResponse) -> None: ...
+    def on_down(self) -> None: ...
+    def on_unreachable(self) -> None: ...
+
+
+async def test_a_link_that_its_peer_ends_says_why_though_something_is_being_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a hundred ends some ten met a write, whose failure gRPC puts in the place of the peer's status.
+
+    Where a busy machine has the write fail before that status is read at all, nobody knows it: INTERNAL is said.
+    """
+    # What the error says in the end is not asked for.
+    monkeypatch.setattr("specwire.rpc.link.describe", lambda _error: "as overwritten")
+    server = grpc.aio.server()
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(Revoking(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    link: VerifierLink = Link(address, verify_pb2_grpc.VerifyServiceStub)
+    await server.start()
+    try:
+        ends = [await link._connect_once(Talkative(link)) for _ in range(100)]
+    finally:
+        await server.stop(0)
+    told = Counter(ends)
+    assert told.keys() <= {
+        (True, "UNAUTHENTICATED: this token is not known here"),
+        (True, "INTERNAL: Internal error from Core"),
+    }
+    assert told[True, "UNAUTHENTICATED: this token is not known here"] > 0
 
 
 async def test_a_verifier_is_described_by_the_process_that_its_link_reaches() -> None:
