@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.session import appender as module
 from orchestrator.session.appender import Appender, Lifetimes
-from orchestrator.store import LEASE_S, ContentMismatch, DeletedSession, Fenced, MissingSession, StoreUnavailable
+from orchestrator.store import LEASE_S, ContentMismatch, Fenced, MissingSession, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from tests.orchestrator.test_store import UnsteadyStore, alter, log_of, lose_logs, record_of, replace_output
@@ -189,17 +189,6 @@ async def test_an_end_meets_a_lost_log() -> None:
     assert not await played.write(8, end=End(FinishReason.EOS, "", 2))
     log = await log_of(store, "s")
     assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.EOS, 2)
-
-
-async def test_a_newer_owner_is_never_overwritten() -> None:
-    store = SqliteStore()
-    played = await scene(store)
-    await played.write(7)
-    await store.claim("s", "other")
-    await raised(Fenced, played.write(8))
-    await store.delete("s")
-    await raised(Fenced, played.write(8))
-    await raised(DeletedSession, store.read("s"))
 
 
 async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten_session_back() -> None:

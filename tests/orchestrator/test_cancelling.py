@@ -231,15 +231,6 @@ async def test_a_deleted_session_is_gone_for_everybody(redis: RedisServer) -> No
     assert again.tokens == done.tokens
 
 
-async def test_a_session_that_runs_is_ended_and_deleted() -> None:
-    async with stack(SLOW_TARGET) as running:
-        reading = Reading(running.client, max_tokens=2000, ignore_eos=True)
-        await reading.until(1)
-        await running.client.delete_session(reading.session_id)
-        await reading.rest()
-        await raised(DeletedSession, running.orchestrator.orchestrator.store.read(reading.session_id))
-
-
 async def test_what_was_deleted_elsewhere_is_not_remembered_here(redis: RedisServer) -> None:
     async with stack(redis_url=redis.url) as running, stack(redis_url=redis.url) as other:
         done = await running.client.complete(PROMPT, max_tokens=5)

@@ -108,17 +108,6 @@ def sources(played: DraftedScene) -> list[int]:
     return list(played.driver.session.drafters)
 
 
-async def test_each_has_a_source_a_handle_and_the_text() -> None:
-    async with scene() as played:
-        assert sources(played) == [1, 2]
-        for number in (0, 1):
-            opens = [each for part in played.link(number).sent for each in part.opens]  # type: ignore[attr-defined]  # a link that records
-            assert [list(each.tokens) for each in opens] == [[1, 2]]
-        played.propose(0, 3)
-        played.propose(1, 4)
-        assert [(proposal.source, list(proposal.tokens)) for proposal in played.relayed()] == [(1, [3]), (2, [4])]
-
-
 WEIGHING = with_rule(Sampling(temperature=0.8, seed=1), "rejection")
 
 

@@ -31,7 +31,7 @@ from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
-from tests.orchestrator.test_store import UnsteadyStore, replace_output
+from tests.orchestrator.test_store import UnsteadyStore
 from tests.wait import until
 
 PROMPT = (1, 2)
@@ -301,20 +301,6 @@ async def test_who_reads_elsewhere_takes_what_is_durable(played: Scene, monkeypa
     await played.store.note_reader("s")
     await played.driver.log.renew()
     assert played.driver.session.has_credit
-
-
-async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves_the_peers(played: Scene) -> None:
-    await played.decide(1)
-    replace_output(played.store, "s", 9, 9)
-    deciding = asyncio.create_task(played.decide(2))
-    await until(lambda: bool(played.notices))
-    assert played.notices == [SessionNotice.FENCED]
-    assert played.driver.session.state is State.FENCED
-    assert played.driver.view.output.tokens == [1]
-    assert not played.verifier.subjects
-    assert not played.drafter.subjects
-    deciding.cancel()
-    await asyncio.wait({deciding})
 
 
 async def test_a_session_that_is_lost_twice_at_once_is_followed_once(

@@ -21,8 +21,6 @@ from specwire.rpc.link import Link
 from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
 from tests.wait import asked
 
-COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
-
 
 def check_sources(stats: Stats) -> None:
     """Accepted <= tested <= proposed, of all and of each source, and the sources' sums are the whole."""
@@ -51,21 +49,6 @@ async def test_greedy_text_is_the_targets(drafts: tuple[str, ...]) -> None:
     check_sources(stats)
 
 
-async def test_coupled_text_depends_on_the_seed_alone() -> None:
-    def options(seed: int, drafting: bool = True) -> RequestOptions:
-        return RequestOptions(
-            temperature=0.9, top_k=20, top_p=0.95, seed=seed, drafting=drafting, max_tokens=40, ignore_eos=True
-        )
-
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        drafted = await running.client.complete(PROMPT, **options(11))
-        alone = await running.client.complete(PROMPT, **options(11, drafting=False))
-        other = await running.client.complete(PROMPT, **options(12))
-    assert list(drafted.tokens) == list(alone.tokens) == plain(TARGET, PROMPT, 40, COUPLED)
-    assert other.tokens != drafted.tokens
-    assert (drafted.sampling.rule, drafted.seed) == ("coupled", 11)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
 async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) -> None:
     """Drafters and the text, each alone, both, none: one text, and figures by source."""
@@ -87,22 +70,6 @@ async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) ->
     assert done[ngram].stats.proposed == done[ngram].stats.proposed_ngram >= done[ngram].stats.accepted_ngram
     assert done[drafters].stats.proposed_ngram == done[off].stats.proposed_ngram == 0
     assert done[off].stats.target_forwards == 240 > done[ngram].stats.target_forwards
-
-
-async def test_stop_strings_cut_where_the_target_alone_would_be_cut() -> None:
-    expected = plain(TARGET, PROMPT, 30)
-    text = " ".join(map(str, expected))
-    stop = f" {expected[12]} {expected[13]}"
-    at = text.index(stop)
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        done = await running.client.complete(PROMPT, max_tokens=30, stop=[stop, "never"], ignore_eos=True)
-        kept = await running.client.get_session(done.session_id)
-    assert done.text == text[:at]
-    assert done.finish_reason is FinishReason.STOP_STRING
-    assert done.stats.output_tokens == len(done.tokens)
-    assert list(done.tokens) == expected[: len(done.tokens)]
-    assert kept.tokens == (*PROMPT, *done.tokens)
-    assert kept.finish_reason is FinishReason.STOP_STRING
 
 
 async def test_a_deadline_ends_the_session_and_the_log_says_so() -> None:

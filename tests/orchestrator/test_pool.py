@@ -478,15 +478,6 @@ def test_a_silent_drafter_does_not_save_up_a_flood() -> None:
     assert not quota.take(1)
 
 
-def test_a_line_that_stalls_for_long_owes_what_was_asked() -> None:
-    quota = Quota()
-    for _ in range(300):
-        quota.ask(128)
-    sizes = [15] * 300
-    assert sum(sizes) > MOST_RELAYED
-    assert all(quota.take(size) for size in sizes)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Which verifier a session waits for: the one that was lost a moment ago may still have it.
 
