@@ -11,8 +11,6 @@ from unittest.mock import patch
 import grpc
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draft_service.service import deliver
 from draft_service.sessions import (
@@ -198,41 +196,6 @@ def test_it_looks_for_commands_between_tokens() -> None:
     assert (sessions.tally.drafted, bases) == (2, [1, 2])
     assert sessions.inbox.weight == 0
     assert sessions.step_began_s is None
-
-
-Step = tuple[str, int, list[int], int]
-STEP: st.SearchStrategy[Step] = st.one_of(
-    st.tuples(st.just("advance"), st.integers(0, 3), st.lists(st.integers(1, 7), max_size=2), st.integers(0, 3)),
-    st.tuples(st.just("draft"), st.integers(1, 3), st.just([]), st.just(0)),
-)
-
-
-@given(st.lists(STEP, max_size=12), st.integers(1, 3), st.integers(0, 5))
-def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
-    steps: list[Step], chunk: int, run_ahead: int
-) -> None:
-    """A decision agrees with `agree` drafted tokens, then says others, from up to `back` positions behind."""
-    sessions, link, pace = Sessions(load_model(MODEL, slots=1), guesses, deliver), Recorder(), Pace(chunk, run_ahead)
-    decided = [5, 2]
-    sessions.apply(open_session(link, 1, decided, pace))
-    for kind, number, tokens, back in steps:
-        if kind == "draft":
-            for _ in range(number):
-                sessions.step()
-            continue
-        position = max(2, len(decided) - back)
-        told = plain(MODEL, decided[:position], number) + tokens
-        sessions.apply(AdvanceSession(link, 1, position, tuple(told), pace))
-        decided = decided[:position] + told
-    run(sessions)
-    replies = [reply for reply in link.replies if isinstance(reply, DraftedProposal)]
-    ahead: list[int] = []
-    for reply in replies:
-        if reply.proposal.chain == replies[-1].proposal.chain:
-            start = reply.proposal.base + reply.proposal.offset
-            ahead = (decided + ahead)[: max(start, len(decided))][len(decided) :]
-            ahead += reply.proposal.tokens[max(0, len(decided) - start) :]
-    assert ahead == plain(MODEL, decided, run_ahead)
 
 
 # By turns: of the eight ids these two may stand, then those two; no text ends.

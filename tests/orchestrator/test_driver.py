@@ -241,17 +241,6 @@ async def test_those_that_find_no_slot_come_back_at_different_moments(
     assert 2.0 <= min(waits) < max(waits) <= 2.0 * verifying.SCATTER
 
 
-async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(
-    played: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    await played.store.cancel("s")
-    await played.driver.log.renew()
-    await played.driver.view.ended(5.0)
-    assert played.driver.view.output.end is not None
-    assert played.driver.view.output.end.reason is FinishReason.CANCELLED
-
-
 @pytest.mark.parametrize("read_elsewhere", [True, False])
 async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
     played: Scene, read_elsewhere: bool, monkeypatch: pytest.MonkeyPatch

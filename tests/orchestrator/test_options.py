@@ -16,14 +16,13 @@ from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import Prompt, RequestOptions, generate_request
-from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
 from specwire.options import VERIFIER_WAIT_S
 from specwire.registry.options import CloudOptions, RegistryOptions
 from specwire.rpc.keys import Keys
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.options import parsed
-from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack
+from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, stack
 from tests.wait import raised
 
 LENGTH = 32
@@ -47,30 +46,6 @@ async def gathered(client: AsyncClient, session_id: str, position: int = 0) -> C
     async for event in client.watch(session_id, position):
         gathered.add(event)
     return gathered.completion()
-
-
-async def test_several_completions_share_a_stream_and_differ_by_choice() -> None:
-    wish = RequestOptions(max_tokens=12, ignore_eos=True, temperature=1.0, seed=8)
-    request = generate_request(PROMPT, **wish)
-    request.n = 3
-    texts: dict[int, list[int]] = {}
-    ended: list[int] = []
-    async with stack(TARGET, DRAFT) as running:
-        async with grpc.aio.insecure_channel(running.client.address) as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            async for answer in stub.Generate(request, timeout=120.0):
-                match answer.WhichOneof("event"):
-                    case "started":
-                        assert answer.started.sampling.choice == answer.choice
-                        texts[answer.choice] = []
-                    case "chunk":
-                        texts[answer.choice] += answer.chunk.tokens
-                    case "finished":
-                        ended.append(answer.choice)
-        many = await running.client.complete_many(PROMPT, 3, **wish)
-    assert sorted(ended) == [0, 1, 2]
-    drawn = [plain(TARGET, PROMPT, 12, Sampling(temperature=1.0, seed=8, choice=choice)) for choice in range(3)]
-    assert [texts[choice] for choice in range(3)] == drawn == [list(each.tokens) for each in many]
 
 
 async def test_whoever_leaves_ends_all_of_its_completions() -> None:

@@ -132,16 +132,6 @@ async def test_a_long_log_does_not_hold_up_others() -> None:
 DIRECT = Outcome.DIRECT
 
 
-def test_a_position_within_a_piece_is_where_its_tokens_text_ends_and_nothing_withheld_is_lost() -> None:
-    for text, released, ends in (("a", (1, 1), [0, 1, 1]), ("ab", (1, 2), [0, 1, 2])):  # "b" may begin a stop string
-        output = Output(2)
-        output.add(Emit(2, (5, 6), (DIRECT, DIRECT), text, (1, 2), released))
-        assert [output.cursor_at(at).characters for at in (2, 3, 4)] == ends
-        output.add(Emit(4, (7,), (DIRECT,), "abc"[len(text) :], (3,), (3,)))
-        back = output.cursor_at(4)
-        assert (back.tokens, output.since(back).text) == (2, "abc"[len(text) :])
-
-
 def test_a_piece_that_ends_within_an_append_has_the_text_that_others_would_release() -> None:
     """Of one append of many tokens a reader gets MOST_REPORTED, the last of which may begin a stop string."""
     (a, *_), (b, *_) = byte_level().encode("a").ids, byte_level().encode("b").ids

@@ -112,19 +112,6 @@ async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> 
     assert again.session_id == done.session_id
 
 
-async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator(redis: RedisServer) -> None:
-    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-        other = await running.another()
-        async with AsyncClient(other.address, patience=0.0) as client:
-            first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
-            await until(lambda: running.orchestrator.orchestrator.sessions)
-            refused = await raised(SpecwireError, client.complete(PROMPT, max_tokens=61, request_id="both"))
-            same = await client.complete(PROMPT, max_tokens=60, request_id="both")
-            done = await first
-    assert refused.code is grpc.StatusCode.ALREADY_EXISTS
-    assert (same.session_id, same.tokens) == (done.session_id, done.tokens)
-
-
 async def test_what_is_refused_leaves_nothing_behind(redis: RedisServer) -> None:
     """Neither a key nor a place; and the same id can be used once there is room."""
     access = Access(sessions=1, tokens_per_minute=1000)
