@@ -23,7 +23,6 @@ from verify_service.service import tick_from_wire
 LENGTH = 80
 # No other source proposes: of these texts, none repeats itself.
 WISH: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True, "drafting": False, "ngram": True}
-LONG = 1 << 20
 
 
 def text_of(tokens: Sequence[int]) -> str:
@@ -134,24 +133,6 @@ async def test_an_orchestrator_that_takes_the_session_over_writes_the_same_text(
         await until(lambda: any(each.up for each in both.other.orchestrator.pool.verifiers))
         seen = await watched(both.other.address, session_id=started.session_id, take_over=True)
     assert seen == expected
-
-
-async def test_a_million_tokens_hold_up_no_other_session() -> None:
-    """Another session's text goes on while they are sent and taken in; with them the text is the same."""
-    expected = plain(TARGET, PROMPT, LENGTH)
-    async with stack(SLOW_TARGET) as running:
-        other = running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True, drafting=False)
-        await anext(other)
-        references: list[Text] = [[*([8, 9] * (LONG // 2 - LENGTH)), *expected]]
-        asking = asyncio.create_task(running.client.complete(PROMPT, references=references, **WISH))
-        seen = 0
-        while not asking.done():
-            event = await asyncio.wait_for(anext(other), LIMIT_S)
-            assert isinstance(event, Chunk)
-            seen += len(event.tokens)
-        assert seen > 0
-        assert list((await asking).tokens) == expected
-        await other.aclose()
 
 
 async def test_a_deleted_session_leaves_none() -> None:

@@ -110,17 +110,6 @@ async def test_references_are_refused_by_name(references: list[str | list[int]],
     assert not (watched.threads and "characters" in message), "it is not read"
 
 
-async def test_many_short_references_hold_up_no_other_session() -> None:
-    known, _ = target(context=100)
-    known.info.vocabulary = 64
-    turns, reading = 0, asyncio.create_task(reference_tokens(asked_with(*["1 2 3"] * 64), known))
-    while not reading.done():
-        turns += 1
-        await asyncio.sleep(0)
-    assert turns > 64
-    assert len(reading.result()) == 64
-
-
 async def test_no_more_of_a_reference_is_encoded_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MOST_REFERENCE_TOKENS", 4 * DOCUMENT_PIECE)
     known, watched = target(context=100)

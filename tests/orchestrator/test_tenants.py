@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import grpc
@@ -13,7 +13,6 @@ import orchestrator.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from orchestrator.store import SessionRecord
-from orchestrator.store.encoding import encode_record, pack_logprobs
 from orchestrator.tenants import (
     ANONYMOUS,
     MOST_TENANT_REFERENCES,
@@ -26,9 +25,7 @@ from orchestrator.tenants import (
 )
 from specwire.client import AsyncClient, Started
 from specwire.core.invalid import InvalidParameter
-from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import GUESSING_RULES, Rule, Sampling
-from specwire.core.messages import TokenLogprobs
 from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
@@ -185,27 +182,6 @@ def test_what_came_from_elsewhere_and_what_is_driven_elsewhere_is_kept_too() -> 
     refusal(allowances, noted("2", 3000))
     clock.now = 60.0
     allowances.admit(noted("2", 3000))
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(constraint=Constraint(ConstraintKind.CHOICES, ("x" * 64,) * 1000)),
-        Sampling(logit_bias=tuple((4_000_000_000 + token, -99.5) for token in range(1024))),
-        Sampling(logprobs=20),
-    ],
-)
-def test_all_that_a_session_has_in_the_log_is_counted(sampling: Sampling) -> None:
-    """Constraints of 64 KiB were counted with a hundredth of what they take."""
-    most = 1 << 20
-    allowances, admitted = Allowances(Access(log_bytes=most), Clock(), retention=60.0), 0
-    with suppress(StatusError):
-        for number in range(1000):
-            allowances.admit(record(str(number), sampling=sampling))
-            admitted += 1
-    reported = 0 if sampling.logprobs is None else 40 * len(pack_logprobs(TokenLogprobs(-1.0, ((7, -1.0),) * 20)))
-    takes = len(encode_record(record("0", sampling=sampling))) + reported
-    assert most / 2 < admitted * takes <= most
 
 
 def test_few_tokens_a_minute_bound_what_is_kept() -> None:
