@@ -21,8 +21,8 @@ LENGTH = 60
 
 
 @asynccontextmanager
-async def local(running: Stack, model: str = DRAFT, slots: int = 4) -> AsyncIterator[LocalDrafter]:
-    drafter = LocalDrafter(*(await draft_service.server.load(ModelServiceOptions(model, slots=slots)))[:2])
+async def local(running: Stack, model: str = DRAFT) -> AsyncIterator[LocalDrafter]:
+    drafter = LocalDrafter(*(await draft_service.server.load(ModelServiceOptions(model, slots=4)))[:2])
     try:
         drafter.join(running.orchestrator.orchestrator)
         yield drafter

@@ -39,9 +39,9 @@ class Files:
     def tls(self) -> ClientTls:
         return self.authority.client(self.authority.sign())
 
-    def log(self, address: str, shown: bool = True) -> tuple[str, ...]:
-        """The session log behind TLS; shown: with a certificate of ours."""
-        url = url_of(address, self.authority, self.folder, self.authority if shown else None)
+    def log(self, address: str) -> tuple[str, ...]:
+        """The session log behind TLS."""
+        url = url_of(address, self.authority, self.folder, self.authority)
         return "--redis-url", url
 
     def private(self, name: str, text: str) -> str:

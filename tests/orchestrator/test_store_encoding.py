@@ -105,8 +105,8 @@ FIELDS = [GOOD, b"17", b"me", b"60000", b"1700000000000000", b"0", None, None, N
 TEXT = pack_tokens([5, 0, 4_000_000_000, 7])
 
 
-def reply_of(fields: list[bytes | None], left: int = 50_000, text: bytes = TEXT, outcomes: bytes = b"\x01") -> Reply:
-    return [0, fields, left, text, outcomes, [], len(text)]
+def reply_of(fields: list[bytes | None]) -> Reply:
+    return [0, fields, 50_000, TEXT, b"\x01", [], len(TEXT)]
 
 
 def test_a_sound_log_is_read() -> None:

@@ -103,8 +103,8 @@ async def left(file: LogFile, clock: Clock | None = None) -> Held:
     return found
 
 
-async def one_log(file: LogFile, clock: Clock | None = None) -> tuple[SqliteStore, int]:
-    store = SqliteStore(file.at, clock=clock or Clock())
+async def one_log(file: LogFile) -> tuple[SqliteStore, int]:
+    store = SqliteStore(file.at, clock=Clock())
     return store, await store.create(record_of("s"), TTL, "me")
 
 

@@ -57,13 +57,8 @@ def test_an_id_is_its_tenants_alone() -> None:
 # Allowances
 
 
-PLAIN = Sampling()
-
-
-def record(
-    session_id: str, tenant: str = "ada", prompt: int = 10, most: int = 40, sampling: Sampling = PLAIN
-) -> SessionRecord:
-    return SessionRecord(session_id, tuple(range(prompt)), sampling, Stopping(most), tenant)
+def record(session_id: str, tenant: str = "ada", prompt: int = 10, most: int = 40) -> SessionRecord:
+    return SessionRecord(session_id, tuple(range(prompt)), Sampling(), Stopping(most), tenant)
 
 
 class Clock:

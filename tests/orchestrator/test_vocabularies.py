@@ -47,11 +47,9 @@ def expected(prompt: str, sampling: Sampling, length: int = LENGTH) -> list[int]
     return plain(TARGET, TOKENIZER.encode(prompt).ids, length, sampling)
 
 
-def asking(
-    client: AsyncClient, prompt: str, sampling: Sampling = GREEDY, length: int = LENGTH
-) -> Callable[[], Awaitable[Completion]]:
+def asking(client: AsyncClient, prompt: str, sampling: Sampling = GREEDY) -> Callable[[], Awaitable[Completion]]:
     return lambda: client.complete(
-        prompt, max_tokens=length, ignore_eos=True, temperature=sampling.temperature, seed=sampling.seed
+        prompt, max_tokens=LENGTH, ignore_eos=True, temperature=sampling.temperature, seed=sampling.seed
     )
 
 
