@@ -324,6 +324,26 @@ async def cloud(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         yield made
 
 
+async def test_an_edge_finds_its_verifier_and_moves_when_that_drains_or_is_lost(cloud: Cloud) -> None:
+    await cloud.tell()
+    first = await cloud.verifier()
+    edge = await cloud.edge()
+    await until(verifiers_up(edge, 1))
+    client = await cloud.client(edge)
+    long = asyncio.create_task(said(client, PROMPT, length=400))
+    await until(lambda: bool(edge.orchestrator.sessions))
+    second = await cloud.verifier()
+    await until(verifiers_up(edge, 2))
+    await first.stop(0.2)  # it drains, and ends
+    homes = edge.orchestrator.pool.affinity
+    assert list((await long).tokens) == plain(TARGET, PROMPT, 400)
+    assert homes.of((await long).session_id) == second.address
+    await until(lambda: len(edge.orchestrator.pool.verifiers) == 1)  # the first is not dialled any more
+    back = await cloud.verifier(listen=first.address)
+    await until(verifiers_up(edge, 2))
+    await asked(lambda: said(client, PROMPT), lambda turn: homes.of(turn.session_id) == back.address)
+
+
 async def test_an_edge_takes_what_serves_its_model(cloud: Cloud) -> None:
     await cloud.tell()
     await cloud.verifier(OTHER_MODEL)
