@@ -112,6 +112,8 @@ def reply_of(fields: list[bytes | None]) -> Reply:
 def test_a_sound_log_is_read() -> None:
     log = stored_session("s", reply_of(FIELDS))
     assert (log.record, log.fence, log.owner, log.tokens, log.silent_s) == (record_of("s"), 17, "me", (7,), 10.0)
+    with pytest.raises(DamagedLog, match="fence: must be from 0 to "):
+        stored_session("s", reply_of([GOOD, b"-1", *FIELDS[2:]]))
 
 
 @given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
