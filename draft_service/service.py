@@ -184,7 +184,7 @@ class DraftHandler:
         tokens = check_tokens(opening.tokens, vocabulary)
         if not tokens:
             raise InvalidParameter("tokens", "must not be empty")
-        sampling, _ = sampling_from_wire(opening.sampling, vocabulary=vocabulary)
+        sampling = sampling_from_wire(opening.sampling, vocabulary=vocabulary)
         if mapped is not None:
             sampling = _for_another_vocabulary(sampling)
         prompt_length = opening.prompt_length or len(tokens)

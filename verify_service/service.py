@@ -147,7 +147,7 @@ def opening_from_wire(
         raise InvalidParameter(
             "prompt_length", f"must be from 1 to the {len(message.tokens)} tokens, not {message.prompt_length}"
         )
-    sampling, stopping = sampling_from_wire(message.sampling, vocabulary=info.vocabulary)[0], _stopping(message, info)
+    sampling, stopping = sampling_from_wire(message.sampling, vocabulary=info.vocabulary), _stopping(message, info)
     check_constraint(sampling.constraint, stopping, info.eos_ids)
     return Opening(
         message.handle,

@@ -77,7 +77,7 @@ async def record_of(
     asked.CopyFrom(request.sampling)
     if chat is not None:
         demand(asked, chat.constraint, chat.form.thinking)
-    sampling, _ = convert.sampling_from_wire(asked, default_seed=seed, vocabulary=info.vocabulary)
+    sampling = convert.sampling_from_wire(asked, default_seed=seed, vocabulary=info.vocabulary)
     # The last token of a text that is only scored is where a session would decide its first.
     stopping = stopping_of(request.stopping, target, len(prompt) + room - 1, lengths)
     check_constraint(sampling.constraint, stopping, info.eos_ids)

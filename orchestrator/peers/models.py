@@ -124,10 +124,6 @@ class Target:
         return cls(info, Identity.of(info), read.tokenizer, read.longest, read.packed, info.context, info.context)
 
     @property
-    def eos_ids(self) -> frozenset[int]:
-        return frozenset(self.identity.eos_ids)
-
-    @property
     def most_prompt_bytes(self) -> int:
         return self.context * self.longest
 

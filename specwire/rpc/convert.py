@@ -11,7 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from specwire.core.invalid import InvalidParameter
 from specwire.core.law.constraint import Constraint, ConstraintKind
-from specwire.core.law.sampling import LogprobsOf, Rule, Sampling, check_bias_ids, check_numbers, with_rule
+from specwire.core.law.sampling import LogprobsOf, Sampling, check_bias_ids, check_numbers, with_rule
 from specwire.core.messages import (
     FENCE_LIMIT,
     MOST_RUN_AHEAD,
@@ -89,15 +89,15 @@ def check_known(message: Message, name: str) -> None:
         raise InvalidParameter(name, f"holds field number {unknown[0].field_number}, which this service does not know")
 
 
-def sampling_to_wire(sampling: Sampling, rule: Rule | None = None) -> common_pb2.Sampling:
-    """Complete: the seed, top_p and the rule (the sampling's own unless given) are always set."""
+def sampling_to_wire(sampling: Sampling) -> common_pb2.Sampling:
+    """Complete: the seed, top_p and the rule are always set."""
     message = common_pb2.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         seed=sampling.seed,
         choice=sampling.choice,
-        rule=rule or sampling.rule_name,
+        rule=sampling.rule_name,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None,
         presence_penalty=sampling.presence_penalty,
@@ -129,8 +129,8 @@ def _logprobs_of(message: common_pb2.Sampling) -> LogprobsOf:
 
 def sampling_from_wire(
     message: common_pb2.Sampling, default_seed: int | None = None, vocabulary: int | None = None
-) -> tuple[Sampling, Rule]:
-    """The sampling and its rule.
+) -> Sampling:
+    """With its rule.
 
     Args:
         default_seed: taken where the message has none; None where a seed is required.
@@ -160,8 +160,7 @@ def sampling_from_wire(
     )
     if vocabulary is not None:
         check_bias_ids(sampling, vocabulary)
-    sampling = with_rule(sampling, message.rule)
-    return sampling, sampling.rule
+    return with_rule(sampling, message.rule)
 
 
 def stopping_to_wire(stopping: Stopping) -> common_pb2.Stopping:
@@ -174,16 +173,11 @@ def stopping_to_wire(stopping: Stopping) -> common_pb2.Stopping:
 
 
 def stopping_from_wire(
-    message: common_pb2.Stopping,
-    *,
-    default_max_tokens: int = 0,
-    vocabulary: int | None = None,
-    eos_ids: Iterable[int] = (),
+    message: common_pb2.Stopping, *, vocabulary: int | None = None, eos_ids: Iterable[int] = ()
 ) -> Stopping:
     """What ends the session.
 
     Args:
-        default_max_tokens: taken where the message says 0; 0 leaves 0 invalid.
         vocabulary: stop ids must be below it; None leaves them unchecked.
         eos_ids: the model's.
     """
@@ -192,9 +186,7 @@ def stopping_from_wire(
     for token in message.stop_ids:
         if vocabulary is not None and token >= vocabulary:
             raise InvalidParameter("stop_ids", f"token id {token} is outside 0..{vocabulary - 1}")
-    stopping = Stopping(
-        message.max_tokens or default_max_tokens, frozenset(message.stop_ids), message.ignore_eos, message.min_tokens
-    )
+    stopping = Stopping(message.max_tokens, frozenset(message.stop_ids), message.ignore_eos, message.min_tokens)
     if vocabulary is not None:
         check_min_tokens(stopping, frozenset(eos_ids), vocabulary)
     return stopping

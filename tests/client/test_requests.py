@@ -19,6 +19,8 @@ from specwire.v1 import generation_pb2 as pb
         (RequestOptions(top_k=-1), "top_k: must be from 0 to 4294967295, not -1"),
         (RequestOptions(seed=1 << 64), "seed: must be a whole number of 64 bits, not 18446744073709551616"),
         (RequestOptions(stop_ids=[3, -1]), "stop_ids: must be from 0 to 4294967295, not -1"),
+        (RequestOptions(references="5 6"), "references: must be a list of texts"),
+        (RequestOptions(references=[5, 6]), "references: must be a list of texts"),  # type: ignore[list-item]
         (RequestOptions(stop=["a", "\ud800"]), "stop: is not valid Unicode at index 0"),
         (RequestOptions(request_id="x\udc80"), "request_id: is not valid Unicode at index 1"),
     ],

@@ -7,15 +7,14 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from specwire.client import Chunk, Finished, SamplingInForce, SpecwireError, Started, Stats
+from specwire.client import Chunk, SamplingInForce, SpecwireError, Started
 from specwire.client.stream import MOST_WAIT_S, Attempts, Resumption
-from specwire.core.messages import FinishReason, Outcome
+from specwire.core.messages import Outcome
 from specwire.core.text import hash_of
 from specwire.v1 import generation_pb2
 
 PROMPT = (7, 8)
 STARTED = Started("s", len(PROMPT), SamplingInForce(0.0, 0, 1.0, 1, "greedy"), 0, hash_of(PROMPT))
-FINISHED = Finished(FinishReason.LENGTH, "", "", 0, Stats(), 0)
 BROKEN = SpecwireError(grpc.StatusCode.UNAVAILABLE, "cannot connect to a:1", reached=False)
 
 
@@ -36,22 +35,6 @@ def waits(known: Attempts, error: SpecwireError = BROKEN) -> list[float]:
             now += found[-1]
     assert last.value is error
     return found
-
-
-def test_what_has_begun_is_watched_from_where_it_ends() -> None:
-    request = generation_pb2.GenerateRequest(request_id="r")
-    resumption = Resumption(request)
-    resumption.broke(BROKEN, 1.0)
-    assert resumption.request is request
-    assert resumption.take(STARTED) is STARTED
-    assert resumption.take(chunk(2, 5, 6)) is not None
-    resumption.broke(BROKEN, 1.0)
-    assert resumption.request == generation_pb2.WatchRequest(
-        session_id="s", from_position=4, prefix_hash=hash_of((*PROMPT, 5, 6)), take_over=True
-    )
-    assert resumption.take(STARTED) is None
-    assert resumption.take(chunk(4, 9)) is not None
-    assert resumption.take(FINISHED) is FINISHED
 
 
 def test_what_has_begun_without_a_name_ends_with_its_stream() -> None:
@@ -130,14 +113,6 @@ def test_the_first_reason_is_told_of_what_could_not_go_on() -> None:
         resumption.broke(SpecwireError(grpc.StatusCode.NOT_FOUND, "no session"), 1.0)
     with pytest.raises(SpecwireError, match="^DATA_LOSS: other text"):
         resumption.broke(SpecwireError(grpc.StatusCode.DATA_LOSS, "other text"), 1.0)
-
-
-def test_without_patience_a_stream_ends_with_its_connection() -> None:
-    resumption = Resumption(generation_pb2.GenerateRequest())
-    resumption.take(STARTED)
-    with pytest.raises(SpecwireError) as raised:
-        resumption.broke(BROKEN, 0.0)
-    assert raised.value is BROKEN
 
 
 def test_other_addresses_are_asked_at_once() -> None:

@@ -6,7 +6,9 @@ import argparse
 import io
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pytest
 
 from deploy.cli import main as cli
 from deploy.cli.clients import demo, generate
+from deploy.cli.completion import SHELLS
 from deploy.settings import COMMANDS
 from specwire import __version__
 
@@ -155,3 +158,102 @@ def test_prompts_may_be_mere_texts(tmp_path: Path) -> None:
 def test_unusable_prompts(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "prompts.json").write_text(content)
     assert "prompts.json" in refused(capsys, "demo", "--prompts", str(tmp_path / "prompts.json"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `specwire simulate`: a table, JSON, and refusals in one line.
+
+
+def test_one_session(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--tokens", "32", "--policy", "plain", "--rtt", "20", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["simulated"][0]
+    assert row["policy"] == "plain"
+    assert row["first token ms"] == 50.0
+
+
+def test_a_head_beside_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    """Always right and three deep: four tokens for a forward and three of the head's."""
+    words = ["--forward", "30", "--slope", "0", "--head", "2", "--head-acceptance", "1,1,1"]
+    policies = ["--policy", "heads", "--policy", "auto", "--policy", "plain"]
+    assert cli.main(["simulate", *words, *policies, "--rtt", "80", "--json"]) == 0
+    heads, both, plain = json.loads(capsys.readouterr().out)["simulated"]
+    assert [row["policy"] for row in (heads, both, plain)] == ["heads", "auto", "plain"]
+    assert heads["accepted"] > 0
+    assert heads["tokens/s"] > 2.5 * plain["tokens/s"]
+    assert both["tokens/s"] > 2.5 * plain["tokens/s"]
+    assert plain["tested"] == 0
+
+
+def test_a_pool_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--tokens", "8", "--sessions", "3", "--rtt", "5,20", "--policy", "auto"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.startswith("policy")
+    assert row.startswith("auto")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Completion scripts, held against the shells that are here: bash always is.
+
+ASK = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_specwire; echo "${COMPREPLY[*]}"'
+CHECKS = {"bash": ["-n"], "zsh": ["-f", "-n"], "fish": ["--no-config", "-n"]}
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("completion")
+    found = {}
+    for shell in SHELLS:
+        with pytest.MonkeyPatch.context() as patch, (folder / shell).open("w") as script:
+            patch.setattr("sys.stdout", script)
+            assert cli.main(["completion", shell]) == 0
+        found[shell] = folder / shell
+    return found
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120.0)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def test_shells_take_their_scripts(scripts: dict[str, Path]) -> None:
+    for shell in filter(shutil.which, CHECKS):
+        assert run(shell, *CHECKS[shell], str(scripts[shell])) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("do",), "doctor"),
+        (("up", "--dty"), "--dtype"),
+        (("up", "--dtype", ""), "auto float32 bfloat16"),
+        (("verify", "--conf"), "--config"),
+        (("completion", "b"), "bash"),
+        (("up", "--target", "x"), ""),
+    ],
+)
+def test_what_bash_offers(words: tuple[str, ...], offered: str, scripts: dict[str, Path]) -> None:
+    assert run("bash", "-c", ASK, "ask", str(scripts["bash"]), "specwire", *words) == offered
+
+
+def test_bash_offers_all_commands(scripts: dict[str, Path]) -> None:
+    offered = run("bash", "-c", ASK, "ask", str(scripts["bash"]), "specwire", "").split()
+    assert offered == [command.name for command in COMMANDS]
+
+
+def test_what_fish_offers(scripts: dict[str, Path]) -> None:
+    """Where there is no fish, its script's lines say the same."""
+    if shutil.which("fish"):
+        asked = f"source {scripts['fish']}; complete -C 'specwire up --dty'"
+        assert run("fish", "--no-config", "-c", asked).startswith("--dtype\t")
+    assert re.search(
+        r'using up\W.* -l dtype .*"auto float32 bfloat16" .*of weights and arithmetic', scripts["fish"].read_text()
+    )
+
+
+def test_every_script_names_every_command_and_its_flags(scripts: dict[str, Path]) -> None:
+    for script in scripts.values():
+        text = script.read_text()
+        assert "%(" not in text
+        assert all(command.name in text for command in COMMANDS)
+        assert "drafters-per-session" in text

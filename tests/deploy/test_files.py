@@ -119,11 +119,6 @@ def test_every_service_is_there() -> None:
     assert len(COMMANDS) >= 11
 
 
-@pytest.mark.parametrize("name", ["edge", "draft"])
-def test_config_files_of_units_are_read(name: str) -> None:
-    assert cli.parse([name, "--config", str(DEPLOY / f"systemd/{name}.yaml")]).tls_ca == "/etc/specwire/ca.pem"
-
-
 def test_the_edge_of_the_unit_needs_what_the_unit_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is the extra llamacpp: nothing of the extra http is there."""
     monkeypatch.setattr("orchestrator.options.http_is_installed", lambda: False)

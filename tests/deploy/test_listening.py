@@ -15,6 +15,7 @@ from deploy.stack import stack
 from deploy.stack.options import StackError, StackOptions
 from deploy.stack.stack import check_free
 from specwire.rpc.keys import TOKEN_VARIABLE
+from tests.wait import raised
 
 COMMANDS = {
     "up": (),
@@ -37,11 +38,10 @@ async def test_figures_ports_are_looked_at_before_anything_is_loaded(taken_addre
     host, _, port = taken_address.rpartition(":")
     for metrics in (taken_address, f"{host}:{int(port) - 1}"):
         options = StackOptions("scripted:7", None, listen="127.0.0.1:0", metrics=metrics)
-        with pytest.raises(StackError) as refused:
-            await stack.start(options, tmp_path, pytest.fail)
+        refused = await raised(StackError, stack.start(options, tmp_path, pytest.fail))
         # The one before it may be somebody else's by chance: then that is refused.
         taken = [f"metrics: {address} cannot be used: Address already in use" for address in (taken_address, metrics)]
-        assert str(refused.value) in taken
+        assert str(refused) in taken
 
 
 async def test_each_door_has_an_address_of_its_own(dead_address: str, tmp_path: Path) -> None:
@@ -107,16 +107,6 @@ def test_who_dials_in_listens_for_figures_only(tmp_path: Path, capsys: pytest.Ca
         assert said.startswith("specwire draft: error: connect: a drafter that dials in listens for --metrics only")
         assert accepted(capsys, "draft", *dialling, *flags, *figures)
     assert not accepted(capsys, "draft", *dialling, *figures)
-
-
-@pytest.mark.parametrize("command", ["verify", "draft", "orchestrate", "edge"])
-def test_a_bad_file_is_named_with_its_flag(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    authority = Authority()
-    (cert, key), (_, other) = (authority.sign().save(tmp_path, name) for name in ("server", "other"))
-    said = refused(capsys, command, *COMMANDS[command], "--tls-cert", "/no/such/file", "--tls-key", key)
-    assert said == f"specwire {command}: error: --tls-cert: /no/such/file cannot be read: No such file or directory"
-    said = refused(capsys, command, *COMMANDS[command], "--tls-cert", cert, "--tls-key", other)
-    assert said == f"specwire {command}: error: --tls-key: {other} is not the key of the certificate in {cert}"
 
 
 def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

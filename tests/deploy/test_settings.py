@@ -183,16 +183,3 @@ def test_a_wrong_value_is_refused_in_the_same_words_wherever_it_stands(
     assert refused("--config", str(config)) == said
     monkeypatch.setenv(f"SPECWIRE_{name.replace('-', '_').upper()}", "x")
     assert refused() == said
-
-
-def test_help_tells_the_defaults() -> None:
-    command = parser()
-    CommandOptions("up", command)
-    assert "(default: 127.0.0.1:0, 100 %)" in command.format_help()
-
-
-def test_the_command_line_takes_a_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config.write_text("verify:\n  model: scripted:1\norchestrate:\n  verifier: h:1\n")
-    monkeypatch.setenv("SPECWIRE_CONFIG", str(config))
-    assert cli.parse(["verify", "--slots", "2"]).model == "scripted:1"
-    assert cli.parse(["orchestrate"]).verifier == ["h:1"]

@@ -24,6 +24,7 @@ from specwire.client import AsyncClient
 from specwire.core.invalid import InvalidParameter
 from specwire.rpc.server_options import ModelServiceOptions
 from tests.orchestrator.stack import plain
+from tests.wait import raised
 
 TARGET, DRAFT = str(demo_pair.TARGET), str(demo_pair.DRAFT)
 MISMATCH = (
@@ -45,8 +46,7 @@ async def test_unlike_vocabularies_are_told_before_weights_load(foreign: str, tm
     said: list[str] = []
     for more in ((foreign,), (DRAFT, foreign)):
         options = StackOptions(TARGET, more[0], more_drafts=more[1:], listen="127.0.0.1:0")
-        with pytest.raises(StackError, match=MISMATCH):
-            await stack.start(options, tmp_path, said.append)
+        await raised(StackError, stack.start(options, tmp_path, said.append), MISMATCH)
     assert said == []  # nothing was started
 
 
@@ -120,8 +120,7 @@ async def test_an_edge_is_told_before_its_weights_load(foreign: str) -> None:
     verifier = await verify_service.server.start(ModelServiceOptions("scripted:7"))
     try:
         serving = OrchestratorOptions((verifier.address,))
-        with pytest.raises(StackError, match=MISMATCH):
-            await edge.start(EdgeOptions(ModelServiceOptions(foreign), serving))
+        await raised(StackError, edge.start(EdgeOptions(ModelServiceOptions(foreign), serving)), MISMATCH)
     finally:
         await verifier.stop()
 

@@ -9,9 +9,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 
 from draft_service.server import RunningDrafter, start
-from specwire.core.law.acceptance import choose
 from specwire.core.law.sampling import Sampling
-from specwire.lm import Feed, load_model
 from specwire.rpc.channel import channel_options
 from specwire.rpc.convert import proposal_from_wire, sampling_to_wire
 from specwire.rpc.server_options import ModelServiceOptions
@@ -19,16 +17,6 @@ from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 LIMIT_S = 120.0
 GREEDY = Sampling()
-
-
-def continuation(model: str, prompt: Sequence[int], length: int, sampling: Sampling = GREEDY) -> list[int]:
-    """`length` tokens of plain decoding by `model`, one forward each, everything fed anew."""
-    lm, text = load_model(model, slots=1), list(prompt)
-    for _ in range(length):
-        lm.rollback(0, 0)
-        logits = lm.forward([Feed(0, 0, text, 1)])[0].numpy()
-        text.append(choose(logits, len(text), sampling))
-    return text[len(prompt) :]
 
 
 def pace(chunk: int = 4, run_ahead: int = 4, branches: int = 1) -> draft_pb2.Pace:

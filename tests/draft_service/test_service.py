@@ -22,7 +22,8 @@ from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.text import hash_of
 from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
-from tests.draft_service.peer import GREEDY, LIMIT_S, Peer, connected, continuation, pace, serving, tokens_of
+from tests.draft_service.peer import GREEDY, LIMIT_S, Peer, connected, pace, serving, tokens_of
+from tests.orchestrator.stack import plain
 
 MODEL = "scripted:7"
 PROMPT = [3, 1, 4, 1, 5]
@@ -31,7 +32,7 @@ COUPLED = Sampling(temperature=0.7, seed=11)
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
 async def test_a_drafter_of_the_targets_mind_proposes_the_targets_text(sampling: Sampling) -> None:
-    expected = continuation(MODEL, PROMPT, 12, sampling)
+    expected = plain(MODEL, PROMPT, 12, sampling)
     async with serving(MODEL) as running, connected(running) as peer:
         await peer.open(1, PROMPT, pace(4, 12), sampling)
         chunks = [await peer.proposal(1) for _ in range(3)]
@@ -51,13 +52,13 @@ async def test_a_contradiction_starts_a_new_chain_from_the_decided_text() -> Non
         await peer.advance(1, 5, [first[0], other])
         text = [*PROMPT, first[0], other]
         proposal = await peer.proposal(1)
-        assert tokens_of(proposal) == continuation(MODEL, text, 4)
+        assert tokens_of(proposal) == plain(MODEL, text, 4)
         assert (proposal.chain, proposal.base, proposal.offset) == (1, 7, 0)
         assert proposal.prefix_hash == hash_of(text)
 
 
 async def test_the_run_ahead_is_never_exceeded_and_an_advance_frees_it() -> None:
-    expected = continuation(MODEL, PROMPT, 8)
+    expected = plain(MODEL, PROMPT, 8)
     async with serving(MODEL) as running, connected(running) as peer:
         await peer.open(1, PROMPT, pace(2, 3))
         assert tokens_of(await peer.proposal(1)) == expected[:2]
@@ -74,13 +75,13 @@ async def test_a_pause_ends_with_an_advance_that_only_changes_the_pace() -> None
         await peer.open(1, PROMPT, pace(1, 0))
         assert await peer.quiet(1)
         await peer.advance(1, 5, [], pace(1, 1))
-        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, PROMPT, 1)
+        assert tokens_of(await peer.proposal(1)) == plain(MODEL, PROMPT, 1)
         both = draft_pb2.ConnectDraftRequest(
             opens=[peer.opening(2, PROMPT, pace(1, 0))],
             advances=[draft_pb2.Advance(handle=2, position=5, tokens=[2], pace=pace(1, 1))],
         )
         await peer.send(both)
-        assert tokens_of(await peer.proposal(2)) == continuation(MODEL, [*PROMPT, 2], 1)
+        assert tokens_of(await peer.proposal(2)) == plain(MODEL, [*PROMPT, 2], 1)
 
 
 async def test_opening_an_open_handle_replaces_its_session_with_newer_chains() -> None:
@@ -89,14 +90,14 @@ async def test_opening_an_open_handle_replaces_its_session_with_newer_chains() -
         first = await peer.proposal(1)
         await peer.open(1, [8, 8])
         second = await peer.proposal(1)
-        assert tokens_of(second) == continuation(MODEL, [8, 8], 4)
+        assert tokens_of(second) == plain(MODEL, [8, 8], 4)
         assert second.chain > first.chain
 
 
 async def test_a_full_context_ends_the_drafting_and_sends_what_there_is() -> None:
     async with serving(MODEL, context=8) as running, connected(running) as peer:
         await peer.open(1, PROMPT, pace(16, 16))
-        assert tokens_of(await peer.proposal(1)) == continuation(MODEL, PROMPT, 3)
+        assert tokens_of(await peer.proposal(1)) == plain(MODEL, PROMPT, 3)
         assert await peer.quiet(1)
         await peer.open(2, [1] * 20)
         assert await peer.quiet(2)
@@ -107,8 +108,8 @@ async def test_links_have_handles_of_their_own_and_a_lost_one_frees_its_slots() 
         async with connected(running) as other:
             await peer.open(1, PROMPT)
             await other.open(1, [9, 9])
-            assert tokens_of(await peer.proposal(1)) == continuation(MODEL, PROMPT, 4)
-            assert tokens_of(await other.proposal(1)) == continuation(MODEL, [9, 9], 4)
+            assert tokens_of(await peer.proposal(1)) == plain(MODEL, PROMPT, 4)
+            assert tokens_of(await other.proposal(1)) == plain(MODEL, [9, 9], 4)
             await peer.open(2, PROMPT)
             assert (await peer.refused(2)).code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
             other.call.cancel()
@@ -225,7 +226,7 @@ async def test_advances_and_closes_of_unknown_sessions_are_ignored() -> None:
 
 async def still_drafts(peer: Peer) -> None:
     await peer.open(50, PROMPT)
-    assert tokens_of(await peer.proposal(50)) == continuation(MODEL, PROMPT, 4)
+    assert tokens_of(await peer.proposal(50)) == plain(MODEL, PROMPT, 4)
 
 
 async def test_a_health_watch_does_not_keep_it_from_stopping() -> None:

@@ -11,8 +11,6 @@ from unittest.mock import patch
 import grpc
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draft_service.service import deliver
 from draft_service.sessions import (
@@ -24,8 +22,6 @@ from draft_service.sessions import (
     DraftingSession,
     Dropped,
     Expansion,
-    LoseLink,
-    Opened,
     OpenSession,
     Reply,
     RowTimes,
@@ -38,7 +34,7 @@ from specwire.core.messages import Pace
 from specwire.lm import Feed, LanguageModel, load_model
 from specwire.lm.guesses import guesses
 from specwire.rpc.service_thread import Stop
-from tests.draft_service.peer import continuation
+from tests.orchestrator.stack import plain
 from tests.verify_service.automaton import ASKED, Automaton, Walk
 
 MODEL = "scripted:7:vocab=8"
@@ -99,16 +95,6 @@ def run(sessions: Sessions, most: int = 50) -> None:
     sessions.deliver()
 
 
-def test_replies_are_delivered_in_order_and_once() -> None:
-    sessions, link = Sessions(load_model(MODEL, slots=2), guesses, deliver), Recorder()
-    sessions.apply(open_session(link, 1, [3]))
-    run(sessions)
-    kinds = [type(reply) for reply in link.take()]
-    assert kinds == [Opened, DraftedProposal, DraftedProposal, DraftedProposal]
-    sessions.deliver()
-    assert not link.replies
-
-
 def test_long_texts_share_the_rows_of_a_forward() -> None:
     """However many sessions come with long texts at once, a forward is no longer: it has a limit in time."""
     model, fed = load_model(MODEL, slots=4), list[list[int]]()
@@ -125,7 +111,7 @@ def test_long_texts_share_the_rows_of_a_forward() -> None:
         sessions.apply(open_session(link, handle, text))
     run(sessions)
     assert max(map(sum, fed)) <= LONG_TEXT_ROWS
-    assert [link.proposed(handle) for handle in range(3)] == [continuation(MODEL, text, 3) for text in texts]
+    assert [link.proposed(handle) for handle in range(3)] == [plain(MODEL, text, 3) for text in texts]
 
 
 def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pytest.LogCaptureFixture) -> None:
@@ -143,8 +129,8 @@ def test_a_failed_forward_drops_its_sessions_and_the_next_ones_work(caplog: pyte
     sessions.apply(open_session(link, 3, [3]))
     sessions.apply(open_session(link, 4, [4]))
     run(sessions)
-    assert link.proposed(3) == continuation(MODEL, [3], 3)
-    assert link.proposed(4) == continuation(MODEL, [4], 3)
+    assert link.proposed(3) == plain(MODEL, [3], 3)
+    assert link.proposed(4) == plain(MODEL, [4], 3)
 
 
 def test_logits_that_are_not_finite_drop_their_session_alone() -> None:
@@ -158,7 +144,7 @@ def test_logits_that_are_not_finite_drop_their_session_alone() -> None:
     assert dropped.code == grpc.StatusCode.ABORTED.value[0]
     assert dropped.message == "the drafter's logits are not finite"
     survivor = 3 - dropped.handle
-    assert link.proposed(survivor) == continuation(MODEL, [2 + survivor], 3)
+    assert link.proposed(survivor) == plain(MODEL, [2 + survivor], 3)
     assert len(sessions) == 1
 
 
@@ -186,24 +172,10 @@ def test_what_fails_for_one_session_costs_that_one_its_drafter(place: str, caplo
         run(sessions)
     assert [each for each in link.replies if isinstance(each, Dropped)] == [Dropped(2, 13, FAILED)]
     for handle in (1, 3):
-        assert link.proposed(handle) == continuation(MODEL, [2 + handle], 3)
+        assert link.proposed(handle) == plain(MODEL, [2 + handle], 3)
     assert len(sessions) == 2
     assert len(sessions._free) == 1
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_a_lost_link_takes_its_sessions_and_replies_with_it() -> None:
-    sessions, lost, kept = Sessions(load_model(MODEL, slots=2), guesses, deliver), Recorder(), Recorder()
-    sessions.apply(open_session(lost, 1, [3]))
-    sessions.apply(open_session(kept, 1, [4]))
-    sessions.step()
-    sessions.apply(LoseLink(lost))
-    run(sessions)
-    assert not lost.replies
-    assert kept.proposed(1) == continuation(MODEL, [4], 3)
-    sessions.apply(open_session(kept, 2, [5]))
-    run(sessions)
-    assert kept.proposed(2) == continuation(MODEL, [5], 3)
 
 
 def test_it_looks_for_commands_between_tokens() -> None:
@@ -224,41 +196,6 @@ def test_it_looks_for_commands_between_tokens() -> None:
     assert (sessions.tally.drafted, bases) == (2, [1, 2])
     assert sessions.inbox.weight == 0
     assert sessions.step_began_s is None
-
-
-Step = tuple[str, int, list[int], int]
-STEP: st.SearchStrategy[Step] = st.one_of(
-    st.tuples(st.just("advance"), st.integers(0, 3), st.lists(st.integers(1, 7), max_size=2), st.integers(0, 3)),
-    st.tuples(st.just("draft"), st.integers(1, 3), st.just([]), st.just(0)),
-)
-
-
-@given(st.lists(STEP, max_size=12), st.integers(1, 3), st.integers(0, 5))
-def test_chains_are_the_drafters_own_continuation_whatever_is_decided(
-    steps: list[Step], chunk: int, run_ahead: int
-) -> None:
-    """A decision agrees with `agree` drafted tokens, then says others, from up to `back` positions behind."""
-    sessions, link, pace = Sessions(load_model(MODEL, slots=1), guesses, deliver), Recorder(), Pace(chunk, run_ahead)
-    decided = [5, 2]
-    sessions.apply(open_session(link, 1, decided, pace))
-    for kind, number, tokens, back in steps:
-        if kind == "draft":
-            for _ in range(number):
-                sessions.step()
-            continue
-        position = max(2, len(decided) - back)
-        told = continuation(MODEL, decided[:position], number) + tokens
-        sessions.apply(AdvanceSession(link, 1, position, tuple(told), pace))
-        decided = decided[:position] + told
-    run(sessions)
-    replies = [reply for reply in link.replies if isinstance(reply, DraftedProposal)]
-    ahead: list[int] = []
-    for reply in replies:
-        if reply.proposal.chain == replies[-1].proposal.chain:
-            start = reply.proposal.base + reply.proposal.offset
-            ahead = (decided + ahead)[: max(start, len(decided))][len(decided) :]
-            ahead += reply.proposal.tokens[max(0, len(decided) - start) :]
-    assert ahead == continuation(MODEL, decided, run_ahead)
 
 
 # By turns: of the eight ids these two may stand, then those two; no text ends.

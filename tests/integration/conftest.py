@@ -25,7 +25,7 @@ GROUPS = {
     "ray": ("test_one_machine",),
     "documents": ("test_documents",),
     # Timed lines.
-    "line": ("test_bench_wan", "test_wan"),
+    "line": ("test_wan",),
     # One stack for both.
     "stack": ("test_stack", "test_examples"),
     "benches": ("test_bench", "test_bench_step"),

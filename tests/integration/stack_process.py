@@ -111,15 +111,6 @@ def listeners(pids: Iterable[int]) -> tuple[list[tuple[str, int]], list[tuple[st
     return found, away
 
 
-def private(file: Path, text: str) -> str:
-    """Write a file that its owner alone may read, as keys are, at once, as tools for secrets do; its path."""
-    fresh = file.with_suffix(".new")
-    fresh.write_text(text)
-    fresh.chmod(0o600)
-    fresh.replace(file)
-    return str(file)
-
-
 @contextmanager
 def running(*arguments: str) -> Iterator[Command]:
     """A command; whatever happens, it is gone afterwards."""

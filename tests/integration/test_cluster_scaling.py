@@ -29,7 +29,7 @@ from specwire.rpc.tls import ClientTls
 from tests.faults.parts import Parts
 from tests.faults.streams import plain
 from tests.integration.cluster import file_of
-from tests.integration.stack_process import private
+from tests.options import private
 from tests.wait import eventually
 
 LIMIT_S = 300.0
@@ -111,16 +111,16 @@ def status(here: Site) -> dict[str, Any]:
     return found
 
 
-def rest(here: Site, limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
+def rest(here: Site) -> list[dict[str, Any]]:
     """Wait until the pool is as small as it may be; all that the autoscaler saw until then."""
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + LIMIT_S
     while True:
         found = status(here)
         if sum(row["pool"] == "target" for row in found["replicas"]) == 1:
             looks: list[dict[str, Any]] = found["looks"]
             return looks
         if time.monotonic() > deadline:
-            raise TimeoutError(f"still {found['replicas']} after {limit_s:g} s")
+            raise TimeoutError(f"still {found['replicas']} after {LIMIT_S:g} s")
         time.sleep(1.0)
 
 

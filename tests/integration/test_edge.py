@@ -210,8 +210,8 @@ def hub(owned: Parts, cloud: ServiceProcess, files: dict[str, str]) -> ServicePr
     return service
 
 
-def certified(files: dict[str, str], name: str = "drafter") -> tuple[str, ...]:
-    return ("--tls-ca", files["ca"], "--tls-client-cert", files[name], "--tls-client-key", files[f"{name}-key"])
+def certified(files: dict[str, str]) -> tuple[str, ...]:
+    return ("--tls-ca", files["ca"], "--tls-client-cert", files["drafter"], "--tls-client-key", files["drafter-key"])
 
 
 def test_a_drafter_behind_nat(hub: ServiceProcess, files: dict[str, str]) -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from pathlib import Path
-
 import grpc
 import pytest
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.faults.parts import Parts, ServiceProcess
-from tests.faults.streams import PROMPT, Stream
-from tests.lm import models
 from tests.orchestrator.redis_for_tests import RedisServer
 
 TARGET = "scripted:7:vocab=64"
@@ -70,20 +64,3 @@ def test_health_and_reflection(scripted: Trio, role: str) -> None:
         (listed,) = reflection.ServerReflectionInfo(iter([asked]), timeout=LIMIT_S)
         expected = {SERVICES[role], *ALSO.get(role, ()), *COMMON}
         assert {service.name for service in listed.list_services_response.service} == expected
-
-
-def test_a_random_llama_and_another_one_that_drafts(owned: Parts, redis: RedisServer, tmp_path: Path) -> None:
-    words = {str(token): token for token in range(models.VOCABULARY)}
-    target = models.build(models.config("llama"))
-    drafter = models.build(models.config("llama"), seed=1)
-    paths = [models.save(m, tmp_path / n, words) for m, n in ((target, "target"), (drafter, "drafter"))]
-    expected = list(PROMPT)
-    for _ in range(40):
-        expected.append(int(torch.argmax(models.plain(target, expected)[-1])))
-    started = trio(owned, redis, *paths)
-    for drafting in (True, False):
-        with Stream(started["orchestrator"].address, max_tokens=40, drafting=drafting) as stream:
-            assert [*PROMPT, *stream.rest()] == expected
-    for service in started.values():
-        service.send(signal.SIGTERM)
-    assert [service.wait() for service in started.values()] == [0, 0, 0]

@@ -21,7 +21,7 @@ from specwire.registry.entry import Role, ServiceEntry, ServiceState
 from specwire.v1 import status_pb2, status_pb2_grpc
 from tests.faults.parts import Parts, ServiceProcess, parts
 from tests.faults.streams import Stream, plain
-from tests.integration.stack_process import private
+from tests.options import private
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.wait import eventually
 

@@ -14,7 +14,7 @@ import pytest
 from specwire.client import Chunk, Client, Finished, SpecwireError
 from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import LIMIT_S, PROMPT, plain
-from tests.integration.stack_process import private
+from tests.options import private
 from tests.ports import free_address
 from tests.wait import eventually, limits
 

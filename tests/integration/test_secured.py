@@ -14,9 +14,8 @@ from bench.harness.certificates import Authority
 from specwire.client import Client, ClientTls, SpecwireError
 from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.streams import LIMIT_S, PROMPT, plain
-from tests.integration.stack_process import private
+from tests.options import private
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.redis_groups import log_bytes
 from tests.orchestrator.redis_tls import encrypted, url_of
 from tests.ports import free_address
 from tests.wait import asked_blocking
@@ -40,9 +39,9 @@ class Files:
     def tls(self) -> ClientTls:
         return self.authority.client(self.authority.sign())
 
-    def log(self, address: str, shown: bool = True) -> tuple[str, ...]:
-        """The session log behind TLS; shown: with a certificate of ours."""
-        url = url_of(address, self.authority, self.folder, self.authority if shown else None)
+    def log(self, address: str) -> tuple[str, ...]:
+        """The session log behind TLS."""
+        url = url_of(address, self.authority, self.folder, self.authority)
         return "--redis-url", url
 
     def private(self, name: str, text: str) -> str:
@@ -122,18 +121,6 @@ def test_who_lacks_either_is_not(serving: ServiceProcess, files: Files) -> None:
         with Client(serving.address, tls=tls, token=token, patience=0.0) as client, pytest.raises(SpecwireError) as no:
             client.complete(PROMPT, max_tokens=5, timeout=LIMIT_S)
         assert no.value.code is code
-
-
-def test_the_log_is_reached_by_who_shows_a_certificate(
-    serving: ServiceProcess, files: Files, owned: Parts, log: str, redis: RedisServer
-) -> None:
-    with Client(serving.address, tls=files.tls, token=ADA) as ada:
-        done = ada.complete(PROMPT, max_tokens=5, ignore_eos=True, timeout=LIMIT_S)
-    assert log_bytes(redis, done.session_id) == 4 * (len(PROMPT) + 5)
-    orchestrate = ("-m", "deploy", "orchestrate", "--verifier", "127.0.0.1:1")
-    code, _, said = owned.run(*orchestrate, *files.log(log, shown=False))
-    assert code == 1
-    assert "error: redis-url: cannot use rediss:" in said.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("serving")

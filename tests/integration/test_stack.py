@@ -64,16 +64,6 @@ def test_drafting_changes_no_token(address: str, plain: Completion) -> None:
     assert drafted.stats.target_forwards < plain.stats.target_forwards
 
 
-def test_coupled_sampling_is_replayed_by_its_seed(address: str) -> None:
-    with Client(address) as client:
-        wish = RequestOptions(max_tokens=60, temperature=0.9)
-        drafted = client.complete(PROMPT, **wish, timeout=START_LIMIT)
-        undrafted: RequestOptions = {**wish, "seed": drafted.seed, "drafting": False}
-        again = client.complete(PROMPT, **undrafted, timeout=START_LIMIT)
-    assert drafted.sampling.rule == "coupled"
-    assert drafted.tokens == again.tokens
-
-
 def test_a_killed_drafter_costs_no_token(address: str, stack: Command, plain: Completion) -> None:
     completion = complete_with_a_kill(address, stack, DRAFTER)
     assert completion.tokens == plain.tokens

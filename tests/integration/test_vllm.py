@@ -16,7 +16,7 @@ from bench.vllm.server import MISSING, START_S, VLLM, VllmServer, running
 from demo_pair import DRAFT, TARGET
 from tests.faults.parts import Parts, ServiceProcess
 from tests.faults.test_demo_pair import asked, check_choices
-from tests.integration.stack_process import private
+from tests.options import private
 from tests.ports import free_address
 from tests.wait import eventually
 

@@ -146,27 +146,27 @@ class Services:
         self.owned = owned
         self.redis = redis
 
-    def registry(self, region: str = "") -> RegistryOptions:
-        return NOWHERE if self.redis is None else RegistryOptions(self.redis.url, region=region)
+    def registry(self) -> RegistryOptions:
+        return NOWHERE if self.redis is None else RegistryOptions(self.redis.url)
 
     async def verifier(
-        self, model: str = SLOW_TARGET, listen: str = "", region: str = "", patient: bool = False, **options: Any
+        self, model: str = SLOW_TARGET, listen: str = "", patient: bool = False, **options: Any
     ) -> RunningVerifier:
         served = ModelServiceOptions(model, listen or free_address(), **options)
-        running = await verify_service.server.start(served, patient=patient, registration=self.registry(region))
+        running = await verify_service.server.start(served, patient=patient, registration=self.registry())
         self.owned.push_async_callback(running.stop, 0.0)
         return running
 
-    async def drafter(self, model: str = DRAFT, region: str = "", **options: Any) -> RunningDrafter:
-        running = await draft_service.server.start(ModelServiceOptions(model, **options), self.registry(region))
+    async def drafter(self, model: str = DRAFT, **options: Any) -> RunningDrafter:
+        running = await draft_service.server.start(ModelServiceOptions(model, **options), self.registry())
         self.owned.push_async_callback(running.stop, 0.0)
         return running
 
     async def orchestrator(
-        self, verifiers: Sequence[str] = (), drafters: Sequence[str] = (), region: str = "", **options: Any
+        self, verifiers: Sequence[str] = (), drafters: Sequence[str] = (), **options: Any
     ) -> server.RunningOrchestrator:
         """All of them have one salt: a tenant's sessions share verifiers' caches."""
-        more = {"registration": self.registry(region), "access": SALT, **options}
+        more = {"registration": self.registry(), "access": SALT, **options}
         running = await server.start(OrchestratorOptions(tuple(verifiers), tuple(drafters), **more))
         self.owned.push_async_callback(running.stop, 0.0)
         return running
@@ -188,10 +188,10 @@ class Stack:
         more = {"redis_url": self.orchestrator.orchestrator.options.redis_url, "access": Access(), **options}
         return await self.services.orchestrator([self.verifier.address], drafters, **more)
 
-    async def verify_again(self, model: str = SLOW_TARGET, **options: Any) -> None:
+    async def verify_again(self, **options: Any) -> None:
         """Stop the verifier, and have another one at its address."""
         await self.verifier.stop(0.0)
-        self.verifier = await self.services.verifier(model, self.verifier.address, **options)
+        self.verifier = await self.services.verifier(listen=self.verifier.address, **options)
 
 
 @asynccontextmanager
@@ -202,19 +202,13 @@ async def stack(
     patience: QueuePatience = PATIENCE,
     context: int | None = None,
     patient: bool = False,
-    dtype: str = "float32",
-    deterministic: bool = False,
     heads: str = "",
     usage_log: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[Stack]:
-    """Of the verifier: slots, patience, context, patient, dtype, deterministic, heads, usage_log. options: of the
-    orchestrator (`OrchestratorOptions`).
-    """
+    """Of the verifier: slots, patience, context, patient, heads, usage_log. options: of the orchestrator."""
     async with AsyncExitStack() as parts:
-        served = ModelServiceOptions(
-            target, free_address(), slots=slots, context=context, dtype=dtype, deterministic=deterministic, heads=heads
-        )
+        served = ModelServiceOptions(target, free_address(), slots=slots, context=context, dtype="float32", heads=heads)
         verifier = await verify_service.server.start(served, patient=patient, patience=patience, usage_log=usage_log)
         parts.push_async_callback(verifier.stop, 0.0)
         services = Services(parts)

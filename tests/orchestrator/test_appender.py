@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.session import appender as module
 from orchestrator.session.appender import Appender, Lifetimes
-from orchestrator.store import LEASE_S, ContentMismatch, DeletedSession, Fenced, MissingSession, StoreUnavailable
+from orchestrator.store import LEASE_S, ContentMismatch, Fenced, MissingSession, StoreUnavailable
 from orchestrator.store.sqlite import SqliteStore
 from specwire.core.messages import Append, End, FinishReason, Outcome, TokenLogprobs
 from tests.orchestrator.test_store import UnsteadyStore, alter, log_of, lose_logs, record_of, replace_output
@@ -62,16 +62,6 @@ async def scene(
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
-
-
-@pytest.mark.parametrize("lost", ["lost_before", "lost_after"])
-async def test_an_append_of_unknown_outcome_is_in_the_log_once(lost: str) -> None:
-    store = UnsteadyStore()
-    played = await scene(store)
-    setattr(store, lost, 3)
-    await played.write(7, 8)
-    assert await played.logged() == (7, 8)
-    assert store.asked["append"] == 4
 
 
 async def test_a_log_that_does_not_answer_is_given_up() -> None:
@@ -181,36 +171,6 @@ async def test_a_log_that_came_back_from_before_the_claim_is_written_again(meanw
     await raised(Fenced, former.write(9))
 
 
-async def test_an_end_meets_a_lost_log() -> None:
-    store = SqliteStore()
-    played = await scene(store)
-    await played.write(7)
-    lose_logs(store)
-    assert not await played.write(8, end=End(FinishReason.EOS, "", 2))
-    log = await log_of(store, "s")
-    assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.EOS, 2)
-
-
-async def test_other_tokens_in_the_log_are_never_overwritten() -> None:
-    store = SqliteStore()
-    played = await scene(store)
-    await played.write(7)
-    replace_output(store, "s", 7, 5)
-    await raised(ContentMismatch, played.write(8))
-    assert await played.logged() == (7, 5)
-
-
-async def test_a_newer_owner_is_never_overwritten() -> None:
-    store = SqliteStore()
-    played = await scene(store)
-    await played.write(7)
-    await store.claim("s", "other")
-    await raised(Fenced, played.write(8))
-    await store.delete("s")
-    await raised(Fenced, played.write(8))
-    await raised(DeletedSession, store.read("s"))
-
-
 async def test_who_was_asleep_for_longer_than_a_lease_does_not_bring_a_forgotten_session_back() -> None:
     clock = [1000.0]
     store = UnsteadyStore()
@@ -233,28 +193,6 @@ async def test_who_was_away_goes_on_where_the_log_is_still_its_own(away_s: float
     lose_logs(store)
     await played.write(8)
     assert await played.logged() == (7, 8)
-
-
-@pytest.mark.parametrize("set_back", [False, True])
-async def test_who_was_cut_off_for_longer_than_retention_does_not_bring_a_forgotten_session_back(
-    set_back: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was awake and tried every few seconds; meanwhile others have claimed and ended it, and the log forgot it."""
-    late, wall = [0.0], [1000.0]
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    monkeypatch.setattr(loop, "time", lambda: began + late[0])
-    store = UnsteadyStore()
-    played = await scene(store, timeout=0.0, clock=lambda: wall[0])
-    await played.write(7)
-    while late[0] <= LIFETIMES.ended:
-        late[0] += 4.0
-        wall[0] += -1.0 if set_back else 4.0
-        store.lost_before = 1
-        await raised(StoreUnavailable, played.appender.renew())
-    lose_logs(store)
-    await raised(MissingSession, played.appender.renew())
-    assert await store.read("s") is None
 
 
 async def test_who_was_cut_off_for_less_writes_a_lost_log_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,17 +52,6 @@ async def scene(*silent: str, patience: float = 5.0) -> Scene:
     return Scene(store, fence, patience)
 
 
-async def test_what_was_promised_is_said_again_where_the_log_was_lost() -> None:
-    played = await scene()
-    await played.ask("session")
-    await played.log.delete("session")
-    await played.repeat()  # nothing to cancel now
-    await played.put_back()
-    assert not await played.is_cancelled()
-    await played.repeat()
-    assert await played.is_cancelled()
-
-
 async def test_it_is_not_said_for_ever() -> None:
     played = await scene()
     await played.ask("session")
@@ -95,20 +84,6 @@ async def test_a_log_that_is_silent_for_a_moment_is_asked_again(monkeypatch: pyt
     await asyncio.sleep(0)
     played.log.silent.clear()
     await asking
-    assert await played.is_cancelled()
-
-
-async def test_a_promise_outlasts_a_log_that_is_silent_for_longer() -> None:
-    """Then it comes back as it was before."""
-    played = await scene()
-    await played.ask("session")
-    played._promised["session"].until = asyncio.get_running_loop().time() + 0.01
-    played.log.silent = {"cancel"}
-    await played.repeat()
-    await asyncio.sleep(0.02)  # longer than what was left of it
-    await played.put_back()
-    played.log.silent.clear()
-    await played.repeat()
     assert await played.is_cancelled()
 
 
@@ -160,14 +135,6 @@ async def test_what_the_log_has_acknowledged_is_no_failure_where_it_cannot_be_en
         log = await orchestrator.store.read(session_id)
     assert log is not None
     assert log.cancelled
-
-
-async def test_what_was_deleted_is_deleted_again_where_its_owner_wrote_it_again() -> None:
-    played = await scene()
-    await played.delete("session")
-    await played.put_back()
-    await played.repeat()
-    await raised(DeletedSession, played.log.read("session"))
 
 
 @pytest.mark.parametrize("what", ["cancel", "delete_session"])
@@ -229,15 +196,6 @@ async def test_a_deleted_session_is_gone_for_everybody(redis: RedisServer) -> No
         again = await running.client.complete(PROMPT, max_tokens=5, request_id="mine")
     assert again.session_id != done.session_id
     assert again.tokens == done.tokens
-
-
-async def test_a_session_that_runs_is_ended_and_deleted() -> None:
-    async with stack(SLOW_TARGET) as running:
-        reading = Reading(running.client, max_tokens=2000, ignore_eos=True)
-        await reading.until(1)
-        await running.client.delete_session(reading.session_id)
-        await reading.rest()
-        await raised(DeletedSession, running.orchestrator.orchestrator.store.read(reading.session_id))
 
 
 async def test_what_was_deleted_elsewhere_is_not_remembered_here(redis: RedisServer) -> None:

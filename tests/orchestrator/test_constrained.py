@@ -21,7 +21,7 @@ from tests.orchestrator.stack import Stack, stack
 from tests.orchestrator.tiny import tiny
 from tests.text.schemas import fits
 from tests.text.test_constrained import children_of
-from tests.wait import asked, until
+from tests.wait import asked, raised, until
 
 PROMPT = "def area(width"
 LENGTH = 60
@@ -182,11 +182,10 @@ async def test_what_cannot_be_served_is_refused_and_costs_nobody_else_anything(t
 async def test_without_the_library_it_is_said_what_to_install(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specwire.text.constraints.installed_version", lambda: "")
     async with stack(target, target) as running:
-        with pytest.raises(SpecwireError) as caught:
-            await running.client.complete(PROMPT, regex="a", max_tokens=5)
+        caught = await raised(SpecwireError, running.client.complete(PROMPT, regex="a", max_tokens=5))
         assert (await running.client.complete(PROMPT, max_tokens=3)).tokens
-    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-    assert caught.value.message == "regex: needs llguidance here (pip install 'specwire[constrained]')"
+    assert caught.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.message == "regex: needs llguidance here (pip install 'specwire[constrained]')"
 
 
 async def test_a_model_that_has_no_tokenizer_cannot_be_constrained() -> None:

@@ -108,17 +108,6 @@ def sources(played: DraftedScene) -> list[int]:
     return list(played.driver.session.drafters)
 
 
-async def test_each_has_a_source_a_handle_and_the_text() -> None:
-    async with scene() as played:
-        assert sources(played) == [1, 2]
-        for number in (0, 1):
-            opens = [each for part in played.link(number).sent for each in part.opens]  # type: ignore[attr-defined]  # a link that records
-            assert [list(each.tokens) for each in opens] == [[1, 2]]
-        played.propose(0, 3)
-        played.propose(1, 4)
-        assert [(proposal.source, list(proposal.tokens)) for proposal in played.relayed()] == [(1, [3]), (2, [4])]
-
-
 WEIGHING = with_rule(Sampling(temperature=0.8, seed=1), "rejection")
 
 
@@ -184,15 +173,6 @@ async def test_the_loss_of_one_leaves_the_other_and_it_comes_back_as_another_sou
         played.place(played.driver)
         assert sources(played) == [2, 3]
         assert [each.lost for each in played.driver.view.stats.drafters] == [True, False, False]
-
-
-async def test_a_flood_of_one_cuts_off_that_one() -> None:
-    async with scene() as played:
-        played.propose(0, *[1] * 4096)
-        assert (played.link(0)._was_cut, played.link(1)._was_cut) == (True, False)
-        assert played.relayed() == []
-        played.propose(1, 4)
-        assert len(played.relayed()) == 1
 
 
 async def test_one_that_refuses_is_asked_again_while_the_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

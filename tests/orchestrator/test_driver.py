@@ -31,7 +31,7 @@ from specwire.rpc.errors import code_number
 from specwire.rpc.link import Link
 from specwire.v1 import common_pb2, draft_pb2, verify_pb2
 from tests.core.script import LetterScanner
-from tests.orchestrator.test_store import UnsteadyStore, log_of, lose_logs, replace_output
+from tests.orchestrator.test_store import UnsteadyStore
 from tests.wait import until
 
 PROMPT = (1, 2)
@@ -241,34 +241,6 @@ async def test_those_that_find_no_slot_come_back_at_different_moments(
     assert 2.0 <= min(waits) < max(waits) <= 2.0 * verifying.SCATTER
 
 
-async def test_a_new_session_is_refused_at_once(played: Scene) -> None:
-    played.driver.verifying.on_refused(FULL)
-    await played.driver.view.ended(5.0)
-    assert played.driver.view.failure == SessionFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-
-
-async def test_a_log_lost_while_nothing_is_decided_is_written_again(
-    played: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    await played.decide(1)
-    lose_logs(played.store)
-    await played.driver.log.renew()
-    log = await log_of(played.store, "s")
-    assert log.tokens == (1,)
-
-
-async def test_an_end_asked_for_in_the_log_is_noticed_while_nothing_is_decided(
-    played: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(appender, "RENEW_S", 0.0)
-    await played.store.cancel("s")
-    await played.driver.log.renew()
-    await played.driver.view.ended(5.0)
-    assert played.driver.view.output.end is not None
-    assert played.driver.view.output.end.reason is FinishReason.CANCELLED
-
-
 @pytest.mark.parametrize("read_elsewhere", [True, False])
 async def test_a_session_goes_on_while_somebody_reads_it_anywhere(
     played: Scene, read_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
@@ -318,20 +290,6 @@ async def test_who_reads_elsewhere_takes_what_is_durable(played: Scene, monkeypa
     await played.store.note_reader("s")
     await played.driver.log.renew()
     assert played.driver.session.has_credit
-
-
-async def test_a_log_that_contradicts_what_was_shown_wins_and_the_session_leaves_the_peers(played: Scene) -> None:
-    await played.decide(1)
-    replace_output(played.store, "s", 9, 9)
-    deciding = asyncio.create_task(played.decide(2))
-    await until(lambda: bool(played.notices))
-    assert played.notices == [SessionNotice.FENCED]
-    assert played.driver.session.state is State.FENCED
-    assert played.driver.view.output.tokens == [1]
-    assert not played.verifier.subjects
-    assert not played.drafter.subjects
-    deciding.cancel()
-    await asyncio.wait({deciding})
 
 
 async def test_a_session_that_is_lost_twice_at_once_is_followed_once(

@@ -93,7 +93,7 @@ def cut(tokens: Sequence[int], stops: Sequence[str], least: int) -> tuple[int, i
 def check(wish: RequestOptions, done: Completion) -> None:
     """Against the target alone."""
     request = generate_request(PROMPT, **wish)
-    sampling, _ = convert.sampling_from_wire(request.sampling, default_seed=0)
+    sampling = convert.sampling_from_wire(request.sampling, default_seed=0)
     stopping = convert.stopping_from_wire(request.stopping)
     tokens, reports, reason = alone(SCRIPT, PROMPT, sampling, stopping)
     stopped = cut(tokens[: len(tokens) - (reason is FinishReason.EOS)], wish.get("stop", ()), stopping.min_tokens)

@@ -91,16 +91,6 @@ async def scene() -> Scene:
     return Scene(log, await log.create(RECORD, TTL_S, "them"))
 
 
-async def test_what_is_appended_is_shown_until_the_end() -> None:
-    now = await scene()
-    await now.append(3)
-    await now.append(1, 2)
-    await now.log.append("s", now.fence, Append(5, (0,), (D,), End(FinishReason.LENGTH, "", 4)))
-    ended = await now.result()
-    assert ended is not None
-    assert (now.output.tokens, ended.reason) == ([3, 1, 2, 0], FinishReason.LENGTH)
-
-
 async def test_only_what_is_new_is_read() -> None:
     now = await scene()
     await now.append(3, 1, 2)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import socket
 from contextlib import suppress
 from functools import partial
 
 import grpc
 import pytest
 
+from orchestrator.session.driver import SessionDriver
 from specwire.client import AsyncClient, Chunk, Finished, SpecwireError, Started, Stats
 from specwire.client.requests import RequestOptions
 from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason, Outcome
-from specwire.core.text import hash_of
-from specwire.rpc.errors import RETRY_AFTER
-from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, plain, stack
+from specwire.core.session import State
+from specwire.rpc.link import Link
+from tests.orchestrator.stack import DRAFT, PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
 from tests.wait import asked
-from verify_service.engine import session_manager
-from verify_service.engine.messages import QueuePatience
-
-COUPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=11)
 
 
 def check_sources(stats: Stats) -> None:
@@ -49,21 +49,6 @@ async def test_greedy_text_is_the_targets(drafts: tuple[str, ...]) -> None:
     check_sources(stats)
 
 
-async def test_coupled_text_depends_on_the_seed_alone() -> None:
-    def options(seed: int, drafting: bool = True) -> RequestOptions:
-        return RequestOptions(
-            temperature=0.9, top_k=20, top_p=0.95, seed=seed, drafting=drafting, max_tokens=40, ignore_eos=True
-        )
-
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        drafted = await running.client.complete(PROMPT, **options(11))
-        alone = await running.client.complete(PROMPT, **options(11, drafting=False))
-        other = await running.client.complete(PROMPT, **options(12))
-    assert list(drafted.tokens) == list(alone.tokens) == plain(TARGET, PROMPT, 40, COUPLED)
-    assert other.tokens != drafted.tokens
-    assert (drafted.sampling.rule, drafted.seed) == ("coupled", 11)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
 async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) -> None:
     """Drafters and the text, each alone, both, none: one text, and figures by source."""
@@ -87,22 +72,6 @@ async def test_a_text_that_repeats_is_guessed_from_itself(temperature: float) ->
     assert done[off].stats.target_forwards == 240 > done[ngram].stats.target_forwards
 
 
-async def test_stop_strings_cut_where_the_target_alone_would_be_cut() -> None:
-    expected = plain(TARGET, PROMPT, 30)
-    text = " ".join(map(str, expected))
-    stop = f" {expected[12]} {expected[13]}"
-    at = text.index(stop)
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        done = await running.client.complete(PROMPT, max_tokens=30, stop=[stop, "never"], ignore_eos=True)
-        kept = await running.client.get_session(done.session_id)
-    assert done.text == text[:at]
-    assert done.finish_reason is FinishReason.STOP_STRING
-    assert done.stats.output_tokens == len(done.tokens)
-    assert list(done.tokens) == expected[: len(done.tokens)]
-    assert kept.tokens == (*PROMPT, *done.tokens)
-    assert kept.finish_reason is FinishReason.STOP_STRING
-
-
 async def test_a_deadline_ends_the_session_and_the_log_says_so() -> None:
     """The stream either ends with the reason, or the deadline passes on the wire first: the log says the same."""
 
@@ -120,79 +89,10 @@ async def test_a_deadline_ends_the_session_and_the_log_says_so() -> None:
         await ended_in_log(running.client, session_id, FinishReason.DEADLINE)
 
 
-async def test_leaving_cancels_at_once() -> None:
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        events = running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True)
-        started = await anext(events)
-        assert isinstance(started, Started)
-        await anext(events)
-        await events.aclose()
-        await ended_in_log(running.client, started.session_id, FinishReason.CANCELLED)
-
-
-async def test_cancel_ends_the_stream() -> None:
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        last = None
-        async for event in running.client.generate(PROMPT, max_tokens=4000, ignore_eos=True):
-            if isinstance(event, Started):
-                await running.client.cancel(event.session_id)
-            last = event
-        assert isinstance(last, Finished)
-        assert last.reason is FinishReason.CANCELLED
-
-
 async def ended_in_log(client: AsyncClient, session_id: str, reason: FinishReason) -> None:
     """The log says that the session ended, and why. It is polled: a reader would keep the session alive."""
     found = await asked(lambda: client.get_session(session_id), lambda state: state.finish_reason is not None)
     assert found.finish_reason is reason
-
-
-async def test_watch_replays_and_goes_on() -> None:
-    expected = plain(TARGET, PROMPT, 60)
-    async with stack(SLOW_TARGET, DRAFT) as running:
-        generating = running.client.generate(PROMPT, max_tokens=60, ignore_eos=True, request_id="watched")
-        started = await anext(generating)
-        assert isinstance(started, Started)
-        for _ in range(5):
-            await anext(generating)
-        await generating.aclose()
-        tokens: list[int] = []
-        texts: list[str] = []
-        known = hash_of((*PROMPT, *expected[:2]))
-        async for event in running.client.watch(started.session_id, len(PROMPT) + 2, prefix_hash=known):
-            if isinstance(event, Chunk):
-                tokens += event.tokens
-            if isinstance(event, Chunk | Finished):
-                texts.append(event.text)
-        with pytest.raises(SpecwireError) as contradicted:
-            async for _ in running.client.watch(started.session_id, len(PROMPT) + 2, prefix_hash=known ^ 1):
-                pass
-    assert tokens == expected[2:]
-    assert "".join(texts) == "".join(f" {t}" for t in expected[2:])
-    assert contradicted.value.code is grpc.StatusCode.DATA_LOSS
-
-
-@pytest.mark.parametrize(("told_ms", "seconds"), [(2500, 2.5), (0, RETRY_AFTER)], ids=["by the verifier", "by nobody"])
-async def test_without_room_a_client_is_told_when_to_ask_again(
-    told_ms: int, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_manager, "RETRY_MS", told_ms)
-    async with stack(SLOW_TARGET, slots=1, patience=QueuePatience(0)) as running:
-        first = running.client.generate(PROMPT, max_tokens=2000, ignore_eos=True)
-        await anext(first)
-        await anext(first)  # its first token: it has the slot
-        with pytest.raises(SpecwireError) as raised:
-            await running.client.complete(PROMPT, max_tokens=2)
-        assert (raised.value.code, raised.value.retry_after) == (grpc.StatusCode.RESOURCE_EXHAUSTED, seconds)
-        await first.aclose()
-
-
-async def test_unknown_sessions_are_not_found() -> None:
-    async with stack() as running:
-        for call in (running.client.get_session("none"), running.client.cancel("none")):
-            with pytest.raises(SpecwireError) as missing:
-                await call
-            assert missing.value.code is grpc.StatusCode.NOT_FOUND
 
 
 async def test_without_a_verifier_a_session_fails_in_time() -> None:
@@ -203,7 +103,77 @@ async def test_without_a_verifier_a_session_fails_in_time() -> None:
     assert lost.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_drafter_of_another_vocabulary_is_refused_at_start() -> None:
-    with pytest.raises(RuntimeError, match="vocabulary mismatch"):
-        async with stack(TARGET, "scripted:7:vocab=65"):
-            pass
+# ----------------------------------------------------------------------------------------------------------------------
+# What an orchestrator keeps for a client that does not read, counted where it is kept; the others read on.
+
+LENGTH, READ_FIRST, FURTHER = 4000, 16, 20
+LIMIT_S = 120.0
+STILL_S = 1.0
+
+
+async def still(parts: Stack) -> SessionDriver:
+    """The one session, once it gets no further."""
+    before = -1
+    for _ in range(round(LIMIT_S / STILL_S)):
+        await asyncio.sleep(STILL_S)
+        drivers = list(parts.orchestrator.orchestrator.sessions.values())
+        now = len(drivers[0].session.text) if drivers else -1
+        if now == before >= READ_FIRST:
+            return drivers[0]
+        before = now
+    raise AssertionError("it did not stand still")
+
+
+def check_bounded(parts: Stack, driver: SessionDriver) -> None:
+    """Nothing waits but the text itself; of that no more was decided than the client has room for."""
+    session, peers = driver.session, parts.orchestrator.orchestrator.pool
+    assert session.state is State.RUNNING
+    assert session.durable == session.emitted == len(session.text) <= session.credit
+    assert session.credit <= session.taken + session.buffer
+    assert len(session.text) - session.taken <= session.buffer
+    assert session.in_flight is None
+    assert len(driver.view.output.tokens) == session.emitted - session.prompt_length
+    for link in (*(peer.link for peer in peers.verifiers), *(peer.link for peer in peers.drafters)):
+        assert isinstance(link, Link)
+        assert (link.up, link.queued) == (True, 0)
+
+
+async def test_who_does_not_read_over_grpc() -> None:
+    async with stack(TARGET, DRAFT) as parts, AsyncClient(parts.orchestrator.address) as client:
+        events = client.generate([5, 6, 7], max_tokens=LENGTH, ignore_eos=True, logprobs=5, timeout=2 * LIMIT_S)
+        read = 0
+        while read < READ_FIRST:
+            event = await anext(events)
+            read += len(event.tokens) if isinstance(event, Chunk) else 0
+        driver = await still(parts)
+        check_bounded(parts, driver)
+        assert len(driver.view.output.tokens) < LENGTH
+        others = [event async for event in client.generate(PROMPT, max_tokens=40, ignore_eos=True, timeout=LIMIT_S)]
+        told = [token for event in others if isinstance(event, Chunk) for token in event.tokens]
+        assert told == plain(TARGET, PROMPT, 40)
+        stood = len(driver.view.output.tokens)
+        while read < stood + FURTHER:
+            event = await anext(events)
+            read += len(event.tokens) if isinstance(event, Chunk) else 0
+        assert len(driver.view.output.tokens) > stood  # it goes on where its client does
+        await events.aclose()
+
+
+@pytest.mark.parametrize("details", [False, True], ids=["text", "details"])
+async def test_who_does_not_read_over_http(details: bool) -> None:
+    async with stack(TARGET, DRAFT, http="127.0.0.1:0") as parts:
+        assert parts.orchestrator.http is not None
+        host, _, port = parts.orchestrator.http.removeprefix("http://").rpartition(":")
+        # With log-probabilities a token is long: without, a busy machine joins so many in an event that all of the text
+        # fits into the sockets.
+        asked = {"prompt": [5, 6, 7], "max_tokens": LENGTH, "ignore_eos": True, "logprobs": 5}
+        asked |= {"stream": True, "details": details}
+        body = json.dumps(asked).encode()
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            slow.connect((host, int(port)))
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            slow.sendall(head.encode() + body)
+            driver = await still(parts)
+            check_bounded(parts, driver)
+            assert len(driver.view.output.tokens) < LENGTH

@@ -8,14 +8,13 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from orchestrator.session.verifier import SessionVerifier
 from specwire.client import Chunk, Completion
 from specwire.client.requests import RequestOptions
 from specwire.v1 import generation_pb2 as pb
-from specwire.v1 import generation_pb2_grpc, verify_pb2
+from specwire.v1 import generation_pb2_grpc
 from tests.lm.heads.by_hand import nearly_bigram
 from tests.lm.models import VOCABULARY
-from tests.orchestrator.stack import PROMPT, TARGET, stack
+from tests.orchestrator.stack import PROMPT, stack
 from tests.orchestrator.test_generation import check_sources
 from tests.wait import asked
 
@@ -51,26 +50,6 @@ async def test_the_time_that_it_takes_reaches_the_client(tmp_path: Path) -> None
             return [event async for event in events if isinstance(event, Chunk)]
 
         await asked(ask, lambda told: any(each.timings and each.timings.step.drafted_us for each in told))
-
-
-async def test_a_verifier_is_told_whose_session_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[verify_pb2.Open] = []
-    send = SessionVerifier._send
-
-    def watched(own: SessionVerifier, message: verify_pb2.ConnectVerifyRequest) -> None:
-        opened.extend(message.opens)
-        send(own, message)
-
-    monkeypatch.setattr(SessionVerifier, "_send", watched)
-    async with stack(TARGET) as running:
-        for drafting, ngram in WAYS:
-            await running.client.complete(PROMPT, max_tokens=3, drafting=drafting, ngram=ngram)
-    assert [(each.no_head, each.no_ngram) for each in opened] == [
-        (False, False),
-        (True, True),
-        (True, False),
-        (True, True),
-    ]
 
 
 async def test_heads_alone(tmp_path: Path) -> None:

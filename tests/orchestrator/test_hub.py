@@ -12,16 +12,14 @@ import grpc.aio
 import pytest
 
 import draft_service.server
-import orchestrator.server
 from bench.harness.certificates import Authority
 from draft_service.dialler import DiallingDrafter, JoinRefused
 from orchestrator import hub as module
 from orchestrator.hub import MOST_SAID_BYTES
-from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import share_host
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
-from specwire.client import AsyncClient, Completion
+from specwire.client import Completion
 from specwire.client.requests import RequestOptions
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import retry_after
@@ -75,35 +73,6 @@ async def test_several_may_join_and_leave() -> None:
             await until(lambda: len(running.orchestrator.orchestrator.pool.drafters) == 1)
             assert list((await asyncio.wait_for(text, LIMIT_S)).tokens) == plain(SLOW_TARGET, PROMPT, 60)
         await until(lambda: running.orchestrator.orchestrator.pool.drafters == [])
-
-
-async def test_another_vocabulary_is_refused_for_good() -> None:
-    async with stack(SLOW_TARGET, accept_drafters=True) as running:
-        with pytest.raises(JoinRefused, match=r"refused this drafter: vocabulary mismatch: drafter scripted:7 has "):
-            await dial(running.orchestrator.address, model="scripted:7:vocab=65")
-        await until(lambda: running.orchestrator.orchestrator.pool.drafters == [])
-
-
-async def test_an_orchestrator_that_was_not_told_to_accepts_none() -> None:
-    async with stack(SLOW_TARGET) as running:
-        address = running.orchestrator.address
-        await raised(JoinRefused, dial(address), rf"{address} does not let drafters dial in \(--accept-drafters\)")
-
-
-async def test_it_waits_for_its_orchestrator_and_joins_again(capsys: pytest.CaptureFixture[str]) -> None:
-    async with stack(SLOW_TARGET, accept_drafters=True) as running:
-        options = running.orchestrator.orchestrator.options
-        async with dialled(running.orchestrator.address) as drafter:
-            await running.orchestrator.stop(0.0)
-            again = OrchestratorOptions(options.verifiers, listen=drafter.address, accept_drafters=True)
-            second = await orchestrator.server.start(again)
-            try:
-                await until(lambda: any(peer.up for peer in second.orchestrator.pool.drafters))
-            finally:
-                await second.stop(0.0)
-    said = capsys.readouterr().err
-    assert f"{drafter.address}: the orchestrator is stopping; dialling again" in said
-    assert f"joined {drafter.address} again" in said
 
 
 async def test_one_drafter_may_serve_several_orchestrators(
@@ -300,18 +269,6 @@ ACCESS = Access(Keys({CLIENT: "ada"}), Keys({DRAFTER: "attic"}))
 async def keyed_hub() -> AsyncIterator[RunningOrchestrator]:
     async with stack(SLOW_TARGET, patient=True) as running:
         yield await running.another(accept_drafters=True, access=ACCESS, plan=TURNS)
-
-
-async def test_a_drafter_with_its_token_is_used_like_any_other_and_a_client_with_its_own_is_served() -> None:
-    async with (
-        keyed_hub() as running,
-        dialled(running.address, token=DRAFTER),
-        AsyncClient(running.address, token=CLIENT) as client,
-    ):
-        done = await drafted(lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S), least=11)
-        info = await client.server_info()
-    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
-    assert [drafter.model for drafter in info.drafters] == ["scripted:7"]
 
 
 @pytest.mark.parametrize("token", ["", CLIENT, "a-token-of-nobody"])

@@ -74,15 +74,6 @@ async def test_other_eos_ids_end_no_session_that_was_begun_without_them(
     assert "no verifier serves EOS ids [0] of model 'scripted:7', which the session began with" in str(shown.error)
 
 
-async def test_a_session_goes_on_once_its_own_version_is_back(parts: Parts) -> None:
-    first, other = await parts.verifier(SLOW), await parts.verifier(OTHER_END)
-    running = await parts.one_by_one(first, other)
-    shown = await interrupted(await parts.client(running, patience=0.0), first, max_tokens=LENGTH)
-    await parts.verifier(SLOW, listen=first.address)
-    await shown.rest()
-    assert (shown.tokens, shown.reason) == (plain(TARGET, PROMPT, LENGTH), FinishReason.LENGTH)
-
-
 @pytest.mark.parametrize("asked", [{"max_tokens": 400}, {}])
 async def test_a_text_that_a_smaller_context_cannot_hold_is_not_taken_there(
     parts: Parts, asked: dict[str, Any]

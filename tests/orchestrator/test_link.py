@@ -114,8 +114,7 @@ async def test_a_link_ends_though_grpc_keeps_the_cancellation_to_itself(
     await begun.wait()
     running.cancel()
     async with asyncio.timeout(60.0):
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await raised(asyncio.CancelledError, running)
 
 
 async def test_a_listener_that_fails_costs_a_connection_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,19 +320,6 @@ def options(verifier: str, drafter: str, tls: ClientTls | None, start_timeout: f
     return OrchestratorOptions(
         (verifier,), (drafter,), tls=OURS.server(), peer_tls=tls, start_timeout=start_timeout, plan=TURNS
     )
-
-
-async def test_every_hop_is_encrypted() -> None:
-    async with peers() as addresses:
-        running = await orchestrator.server.start(options(*addresses, OURS.client(OURS.sign())))
-        try:
-            async with AsyncClient(running.address, tls=OURS.client()) as client:
-                done = await drafted(
-                    lambda: client.complete(PROMPT, max_tokens=60, ignore_eos=True, timeout=LIMIT_S), least=11
-                )
-        finally:
-            await running.stop(0.0)
-    assert list(done.tokens) == plain(SLOW_TARGET, PROMPT, 60)
 
 
 async def test_certificates_made_as_the_page_says_serve_both_ends(tmp_path: Path) -> None:

@@ -74,29 +74,6 @@ async def health(store: SqliteStore) -> AsyncIterator[Health]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
-    store = Refusing()
-    async with health(store) as watched:
-        await until(lambda: store.asked > 2)
-        assert (watched.log.trouble, watched.log.trouble_s, watched.changes) == ("", 0.0, [])
-        await watched.log.require()
-        store.words = FULL
-        await until(lambda: bool(watched.changes))
-        asked = store.asked
-        await until(lambda: store.asked > asked + 5)
-        assert watched.log.trouble == FULL
-        assert watched.log.trouble_s > 0
-        store.words = ""
-        await until(lambda: len(watched.changes) == 2)
-    assert watched.changes == [True, False]
-    began, over = caplog.messages
-    assert began == f"{FULL} (OOM in script 5f3a); no session begins"
-    assert over.startswith("the session log takes writes again, after ")
-
-
 async def test_a_changed_reason_is_no_further_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,6 +91,7 @@ async def test_a_changed_reason_is_no_further_warning(
     levels = [(record.levelno, record.getMessage().split(" (")[0]) for record in caplog.records]
     assert [level for level, _ in levels] == [logging.WARNING, logging.INFO, logging.WARNING]
     assert [said for _, said in levels[:2]] == [AWAY, FULL]
+    assert caplog.messages[0] == f"{AWAY} (OOM in script 5f3a); no session begins"
 
 
 async def test_who_cannot_be_told_of_it_is_told_again(
@@ -221,25 +199,6 @@ async def test_a_log_lost_while_idle_is_told_by_everything_and_so_is_its_return(
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A whole stack whose Redis goes away: nothing is shown that is not durable, and the end has a status.
-
-
-async def test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more(redis: RedisServer) -> None:
-    async with (
-        stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running,
-        AsyncClient(running.orchestrator.address, patience=0) as client,
-    ):
-        reading = Reading(client, max_tokens=1000, ignore_eos=True, timeout=120.0)
-        await reading.until(30)
-        driver = running.orchestrator.orchestrator.sessions[reading.session_id]
-        session = driver.session
-        redis.stop()
-        await reading.rest()
-        assert reading.error is not None
-        assert reading.error.code is grpc.StatusCode.UNAVAILABLE
-        assert "session log" in reading.error.message
-        assert len(PROMPT) + len(reading.tokens) == session.emitted == session.durable
-        assert session.durable < len(session.text) <= session.credit  # it went on deciding as far as its credit went
-        assert reading.tokens == plain(SLOW_TARGET, PROMPT, len(reading.tokens))
 
 
 async def test_a_primary_lost_under_a_stream_is_replaced() -> None:

@@ -207,14 +207,6 @@ async def test_a_tokenizer_that_is_none_is_refused() -> None:
     assert await known.learn(described("b", "bb", tokenizer("b"))) is None  # nobody has taken its hash
 
 
-async def test_a_long_tokenizer_is_read_beside_the_event_loop() -> None:
-    vocabulary = {f"word{number}": number for number in range(20_000)}
-    text = Tokenizer(WordLevel(vocabulary, unk_token="word0")).to_str().encode()
-    known = Shown()
-    assert await known.learn(described("long", "aa", text)) is None
-    assert known.models.named("long")[0].tokenizer.get_vocab_size() == 20_000
-
-
 async def test_what_a_version_differs_in_is_said() -> None:
     known = Shown()
     first = described("llama", "aa")

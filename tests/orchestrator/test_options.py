@@ -9,13 +9,21 @@ import grpc
 import grpc.aio
 import pytest
 
+from bench.harness.certificates import Authority
+from orchestrator.options import LONGEST_S, MOST_DRAFTERS, OrchestratorOptions
+from orchestrator.server import options_of
+from orchestrator.tenants import Access
 from specwire.client import AsyncClient, Completion, SpecwireError
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import Prompt, RequestOptions, generate_request
-from specwire.core.law.sampling import Sampling
 from specwire.core.messages import FinishReason
+from specwire.options import VERIFIER_WAIT_S
+from specwire.registry.options import CloudOptions, RegistryOptions
+from specwire.rpc.keys import Keys
 from specwire.v1 import generation_pb2, generation_pb2_grpc
-from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, plain, stack
+from tests.options import parsed
+from tests.orchestrator.stack import DRAFT, PROMPT, TARGET, stack
+from tests.wait import raised
 
 LENGTH = 32
 
@@ -40,30 +48,6 @@ async def gathered(client: AsyncClient, session_id: str, position: int = 0) -> C
     return gathered.completion()
 
 
-async def test_several_completions_share_a_stream_and_differ_by_choice() -> None:
-    wish = RequestOptions(max_tokens=12, ignore_eos=True, temperature=1.0, seed=8)
-    request = generate_request(PROMPT, **wish)
-    request.n = 3
-    texts: dict[int, list[int]] = {}
-    ended: list[int] = []
-    async with stack(TARGET, DRAFT) as running:
-        async with grpc.aio.insecure_channel(running.client.address) as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            async for answer in stub.Generate(request, timeout=120.0):
-                match answer.WhichOneof("event"):
-                    case "started":
-                        assert answer.started.sampling.choice == answer.choice
-                        texts[answer.choice] = []
-                    case "chunk":
-                        texts[answer.choice] += answer.chunk.tokens
-                    case "finished":
-                        ended.append(answer.choice)
-        many = await running.client.complete_many(PROMPT, 3, **wish)
-    assert sorted(ended) == [0, 1, 2]
-    drawn = [plain(TARGET, PROMPT, 12, Sampling(temperature=1.0, seed=8, choice=choice)) for choice in range(3)]
-    assert [texts[choice] for choice in range(3)] == drawn == [list(each.tokens) for each in many]
-
-
 async def test_whoever_leaves_ends_all_of_its_completions() -> None:
     request = generation_pb2.GenerateRequest(n=2)
     request.tokens.ids.extend(PROMPT)
@@ -86,6 +70,7 @@ REFUSED: list[tuple[Prompt, RequestOptions, dict[str, Any], str]] = [
     ((5, 64), RequestOptions(), {}, "prompt: token id 64 is outside 0..63"),
     (PROMPT, RequestOptions(temperature=math.nan), {}, "temperature: must be"),
     (PROMPT, RequestOptions(rule="coupled"), {}, "rule: "),
+    (PROMPT, RequestOptions(prediction=[64]), {}, "prediction: token id 64 is outside 0..63"),
     (
         PROMPT,
         RequestOptions(logprobs_of="model"),
@@ -141,7 +126,65 @@ async def test_the_client_refuses_what_it_cannot_say() -> None:
             (0, RequestOptions(), "n: must be from 1 to 64, not 0"),
             (2, RequestOptions(request_id="r"), "request_id: is of one completion, not of several: 'r'"),
         ):
-            with pytest.raises(SpecwireError, match=message):
-                await client.complete_many(PROMPT, n, **options)
+            await raised(SpecwireError, client.complete_many(PROMPT, n, **options), message)
         with pytest.raises(SpecwireError, match="logprobs_of: must be model or processed, not 'all'"):
             await client.complete(PROMPT, logprobs=1, logprobs_of="all")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# An orchestrator's options: what does not go together, or is out of range, is refused by name.
+
+TOKEN = "the-token-of-somebody"
+KEYS = Keys({TOKEN: "somebody"})
+CA = Authority()
+OPEN = "0.0.0.0:0"
+SHOWN = {"tls": CA.server(client_ca=CA)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"durability": "redis-fsync"}, "durability: redis-fsync needs a Redis as redis-url"),
+        ({"retention": 0.0}, "retention: must be positive, not 0.0"),
+        ({"retention": 2 * LONGEST_S}, "retention: must be at most"),
+        ({"sse_keep_alive": 0.0}, "sse-keep-alive: must be above 0 and at most"),
+        *(({"verifier_wait": wait}, "verifier_wait: must be positive") for wait in (0.0, -1.0, float("nan"))),
+        ({"verifier_wait": float("inf")}, "verifier_wait: must be at most"),
+        *(
+            ({"drafters_per_session": count}, f"drafters-per-session: must be from 1 to 8, not {count}")
+            for count in (0, -1, MOST_DRAFTERS + 1)
+        ),
+        ({"access": Access(KEYS), "accept_drafters": True}, "accept-drafters: with --api-keys it needs --drafter-keys"),
+        ({"access": Access(drafter_keys=KEYS)}, "--drafter-keys: needs --accept-drafters"),
+        ({"peer_token": TOKEN}, "token: is not sent to far.example:1 unencrypted: give --tls or --tls-ca"),
+        ({"peer_token": TOKEN, "verifiers": (), "cloud": CloudOptions("far:1")}, "token: "),
+        ({"cloud": CloudOptions("h:1"), "registration": RegistryOptions("redis://h:1")}, "cloud: and --registry"),
+        (
+            {"listen": OPEN, "tls": CA.server(), "accept_drafters": True},
+            "accept-drafters: a drafter is told every prompt.*--tls-client-ca",
+        ),
+        *(
+            ({**shown, "drafter_names": ("a",)}, "drafter-name: is read in certificates")
+            for shown in ({"accept_drafters": True}, {"accept_drafters": True, "tls": CA.server()}, SHOWN)
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        OrchestratorOptions(**{"verifiers": ("far.example:1",), **options})
+
+
+@pytest.mark.parametrize("more", [SHOWN, {"insecure": True}, {"listen": "localhost:0"}])
+def test_who_lets_drafters_in_knows_who_they_are_or_that_nobody_is_far(more: dict[str, Any]) -> None:
+    OrchestratorOptions(**{"verifiers": ("v:1",), "listen": OPEN, "accept_drafters": True, **more})
+
+
+def test_the_command_line_says_how_long_things_are_kept_and_waited_for() -> None:
+    def read(*words: str) -> OrchestratorOptions:
+        return options_of(parsed("orchestrate", "--verifier", "127.0.0.1:1", *words))
+
+    words = ("--redis-url", "redis://host", "--durability", "redis-wait:2", "--retention", "0.5")
+    options = read(*words, "--verifier-wait", "600")
+    assert (options.redis_url, options.durability, options.retention) == ("redis://host", "redis-wait:2", 0.5)
+    assert options.verifier_wait == 600.0
+    assert (read().durability, read().verifier_wait) == ("", VERIFIER_WAIT_S)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from typing import Any
 
 import grpc
 import pytest
 
-from orchestrator.api.requests import digest_of
 from orchestrator.session.appender import Appender, Lifetimes
 from orchestrator.session.driver import SessionDriver
 from orchestrator.session.output import Output
@@ -20,9 +18,7 @@ from orchestrator.store.sqlite import SqliteStore
 from orchestrator.tenants import Access, new_session_id
 from specwire.client import AsyncClient, Finished, SpecwireError
 from specwire.client.requests import RequestOptions
-from specwire.core.law.sampling import Sampling
 from specwire.core.messages import Append, End, FinishReason
-from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
 from specwire.v1 import generation_pb2, generation_pb2_grpc
@@ -116,19 +112,6 @@ async def test_an_id_is_not_taken_for_another_request(other: dict[str, Any]) -> 
     assert again.session_id == done.session_id
 
 
-async def test_an_id_is_not_taken_for_another_request_at_another_orchestrator(redis: RedisServer) -> None:
-    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-        other = await running.another()
-        async with AsyncClient(other.address, patience=0.0) as client:
-            first = asyncio.create_task(running.client.complete(PROMPT, max_tokens=60, request_id="both"))
-            await until(lambda: running.orchestrator.orchestrator.sessions)
-            refused = await raised(SpecwireError, client.complete(PROMPT, max_tokens=61, request_id="both"))
-            same = await client.complete(PROMPT, max_tokens=60, request_id="both")
-            done = await first
-    assert refused.code is grpc.StatusCode.ALREADY_EXISTS
-    assert (same.session_id, same.tokens) == (done.session_id, done.tokens)
-
-
 async def test_what_is_refused_leaves_nothing_behind(redis: RedisServer) -> None:
     """Neither a key nor a place; and the same id can be used once there is room."""
     access = Access(sessions=1, tokens_per_minute=1000)
@@ -215,40 +198,6 @@ def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner's silence is no reason to claim a session for as long as a test may run."""
     for module in ("store.base", "session.output"):
         monkeypatch.setattr(f"orchestrator.{module}.LEASE_S", 10 * LIMIT_S)
-
-
-@pytest.mark.usefixtures("long_lease")
-async def test_who_repeats_a_call_for_its_lost_connection_takes_the_session_over_at_once(redis: RedisServer) -> None:
-    """Its owner died before it could say Started; it is not waited for until its lease is over."""
-    request = generation_pb2.GenerateRequest(request_id="early", take_over=True)
-    request.tokens.ids.extend(PROMPT)
-    request.stopping.max_tokens = 20
-    request.stopping.ignore_eos = True
-    async with stack(SLOW_TARGET, redis_url=redis.url) as running:
-        store = running.orchestrator.orchestrator.store
-        target = running.orchestrator.orchestrator.pool.require_target()
-        dead = record_of(
-            new_session_id(""),
-            tenant="",
-            request_id="early",
-            prompt=PROMPT,
-            sampling=Sampling(),
-            stopping=Stopping(20, ignore_eos=True),
-            stop=(),
-            created=time.time(),
-            weights_fingerprint=target.identity.weights,
-            vocabulary_fingerprint=target.identity.vocabulary,
-            tokenizer_fingerprint=target.identity.tokenizer,
-            eos_ids=target.identity.eos_ids,
-            request_digest=digest_of(request),
-        )
-        await store.bind_request("", "early", dead.session_id, 60.0, dead.request_digest)
-        await store.create(dead, 60.0, "an orchestrator that is dead")
-        async with open_channel(running.orchestrator.address) as channel, asyncio.timeout(LIMIT_S):
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            told = [each async for each in stub.Generate(request)]
-    assert told[0].started.session_id == dead.session_id
-    assert [token for each in told for token in each.chunk.tokens] == plain(SLOW_TARGET, PROMPT, 20)
 
 
 @pytest.mark.usefixtures("long_lease")

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
-from specwire.client import AsyncClient, Completion, SpecwireError, Started
+from specwire.client import AsyncClient, SpecwireError, Started
 from specwire.client.events import Stats
 from specwire.rpc.keys import Keys
 from tests.orchestrator.stack import SLOW_TARGET, TARGET, plain, stack
@@ -170,15 +170,6 @@ async def test_a_private_request_gives_nothing_and_takes_nothing() -> None:
         assert (await stats_of(door, "ada")).accepted_ngram > TEXT_LENGTH / 2
 
 
-async def test_over_http() -> None:
-    async with serving(Access(KEYS), target=TEXTS) as (door,):
-        wishes = [{"prompt": ASKED, "private": private} for private in (False, True, False)]
-        answers = await answered(door, "ada", TEXT_LENGTH, *wishes)
-    accepted = [answer["choices"][0]["specwire"]["stats"]["accepted_ngram"] for answer in answers]
-    assert max(accepted[:2]) < TEXT_LENGTH / 10
-    assert accepted[2] > TEXT_LENGTH / 2
-
-
 async def test_a_deleted_session_is_proposed_no_more_nor_found_in_a_cache() -> None:
     async with serving(Access(KEYS), target=TEXTS) as (door,):
         async with AsyncClient(door.address, token=TOKENS["ada"]) as client:
@@ -192,26 +183,6 @@ async def test_without_keys_all_callers_are_one_and_each_has_its_own_text_only()
     async with serving(Access(), target=TEXTS) as (door,):
         first = (await stats_of(door, "")).accepted_ngram
         assert (await stats_of(door, "")).accepted_ngram == first < TEXT_LENGTH / 10
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A conversation's next turn, and what else shares a beginning.
-
-MORE = (4, 5, 6)
-
-
-async def said(client: AsyncClient, prompt: tuple[int, ...], parent: str = "") -> Completion:
-    return await client.complete(prompt, max_tokens=10, ignore_eos=True, parent=parent)
-
-
-async def test_the_next_turn_finds_its_parent_s_cache_and_says_so() -> None:
-    async with stack(TARGET, "scripted:7:vocab=64:agree=0.7") as running:
-        first = await said(running.client, SECRET)
-        second = await said(running.client, MORE, parent=first.session_id)
-    assert list(second.tokens) == plain(TARGET, (*SECRET, *first.tokens, *MORE), 10)
-    assert (first.stats.cached_tokens, second.prompt_tokens) == (0, 43)
-    # The last decided token was not fed, unless it was a draft token.
-    assert 39 <= second.stats.cached_tokens <= 40
 
 
 def test_scopes_tell_tenants_apart_and_nothing_about_them() -> None:

@@ -21,7 +21,7 @@ from specwire.client.requests import Text, score_request
 from specwire.rpc.errors import StatusError
 from specwire.v1 import generation_pb2_grpc, verify_pb2
 from tests.orchestrator.stack import PROMPT, SLOW_TARGET, stack
-from tests.wait import LIMIT_S, asked, until
+from tests.wait import LIMIT_S, asked, raised, until
 from verify_service.engine.scoring import CHUNK_ROWS, Scorer, ScoringJob
 from verify_service.usage import read_records, totals
 
@@ -180,7 +180,6 @@ async def test_what_no_verifier_computed_is_given_back() -> None:
             AsyncClient(parts.orchestrator.address, patience=0) as client,
         ):
             for _ in range(5):
-                with pytest.raises(SpecwireError, match="not finite"):
-                    await client.score_text(PROMPT, [[PROMPT]] * 5)
+                await raised(SpecwireError, client.score_text(PROMPT, [[PROMPT]] * 5), "not finite")
             patch.undo()
             await client.score_text(PROMPT, [[PROMPT]] * 5)

@@ -583,7 +583,9 @@ async def test_a_log_expires_after_its_last_write(store: SessionStore) -> None:
     await raised(MissingSession, store.claim(session_id, "me"))
 
 
-async def test_closing_twice_is_harmless(store: SessionStore) -> None:
-    await store.ping()
-    await store.close()
-    await store.close()
+async def test_a_closed_log_takes_nothing_and_closing_twice_is_harmless(store: SessionStore) -> None:
+    session_id, fence = await started(store, "closed")
+    for _ in range(2):
+        await store.close()
+    for call in (store.append(session_id, fence, Append(3, (7,), (A,))), store.read(session_id), store.ping()):
+        await raised(StoreUnavailable, call, "closed")

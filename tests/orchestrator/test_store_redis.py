@@ -18,9 +18,6 @@ from orchestrator.store import (
     DamagedLog,
     DeletedSession,
     Fenced,
-    Gap,
-    MissingSession,
-    SessionExists,
     SessionStore,
     StaleLog,
     StoredSession,
@@ -158,17 +155,6 @@ async def test_a_cancelled_caller_does_not_disturb_the_others(store: SessionStor
     assert (await staying).length == 4
     await raised(asyncio.CancelledError, leaving)
     assert (await store.append("a", fences["a"], Append(3, (7,), (A,)))).length == 4
-
-
-async def test_a_restarted_server_has_lost_the_log_and_says_so(store: SessionStore, redis: RedisServer) -> None:
-    fence = await store.create(record_of("s"), TTL)
-    redis.stop()
-    await raised(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))))
-    redis.start()
-    await raised(MissingSession, store.append("s", fence, Append(3, (7,), (A,))))
-    await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
-    assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
-    await raised(SessionExists, store.create(record_of("s"), TTL))
 
 
 async def test_many_who_wait_for_a_silent_server_hear_of_it_together(hasty: SessionStore, redis: RedisServer) -> None:
@@ -315,11 +301,6 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
     fence = await store.create(record_of("s"), TTL)
     raw.append(tokens, b"odd")
     await raised(DamagedLog, store.read("s"), "no whole number of tokens")
-    await raised(Gap, store.append("s", fence, Append(3, (7,), (A,))))
-    await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
-    assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
-    raw.hset(meta, "prompt", "long")
-    await raised(Gap, store.append("s", fence, Append(5, (9,), (A,))))
     raw.hset(meta, "fence", "newest")
     await raised(StaleLog, store.append("s", fence, Append(5, (9,), (A,))), "its fence is no number")
     raw.delete(meta)
@@ -329,19 +310,6 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
         assert "WRONGTYPE" in caught.detail
     raw.set(request_key("t", "r"), b"\xff")
     assert (await store.bind_request("t", "r", "s", TTL)).session_id == "\ufffd"
-
-
-async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionStore, raw: Redis) -> None:
-    record = record_of("s")
-    fence = await store.create(record, TTL)
-    await store.append("s", fence, Append(3, (7, 8), (A, A)))
-    for part in session_keys("s"):
-        raw.delete(part)
-        await raised((Gap, MissingSession), store.append("s", fence, Append(5, (9,), (A,))))
-        await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
-        log = await log_of(store, "s")
-        assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
-    assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
 
 
 META, TOKENS, OUTCOMES = range(3)
@@ -400,19 +368,6 @@ async def append(owner: Appender, held: Output, token: int) -> None:
     held.tokens.append(token)
     held.outcomes.append(A)
     held.logprobs.append(reported)
-
-
-async def test_damage_that_a_reader_finds_is_mended_too(store: SessionStore, raw: Redis) -> None:
-    record = record_of("s")
-    fence = await store.create(record, TTL)
-    await store.append("s", fence, Append(3, (7, 8), (A, A)))
-    raw.setrange(session_keys("s")[OUTCOMES], 0, b"\xff")
-    assert await store.tail("s", 1) is not None
-    for look in (store.read("s"), store.tail("s", 0)):
-        await raised(DamagedLog, look)
-    await raised(Gap, store.append("s", fence, Append(5, (9,), (A,))))
-    await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
-    assert (await store.append("s", fence, Append(5, (9,), (A,)))).length == 6
 
 
 async def test_every_way_of_writing_leaves_every_key_an_end(store: SessionStore, raw: Redis) -> None:

@@ -103,8 +103,8 @@ async def left(file: LogFile, clock: Clock | None = None) -> Held:
     return found
 
 
-async def one_log(file: LogFile, clock: Clock | None = None) -> tuple[SqliteStore, int]:
-    store = SqliteStore(file.at, clock=clock or Clock())
+async def one_log(file: LogFile) -> tuple[SqliteStore, int]:
+    store = SqliteStore(file.at, clock=Clock())
     return store, await store.create(record_of("s"), TTL, "me")
 
 
@@ -450,13 +450,6 @@ async def test_a_link_stays_one_and_may_not_lead_to_itself(file: LogFile) -> Non
             SqliteStore(name)
     await store.close()
     assert link.is_symlink()
-
-
-async def test_a_closed_log_takes_nothing(file: LogFile) -> None:
-    store, fence = await one_log(file)
-    await store.close()
-    await raised(StoreUnavailable, store.append("s", fence, Append(3, (7,), (A,))), "closed")
-    await raised(StoreUnavailable, store.ping(), "closed")
 
 
 # Disks

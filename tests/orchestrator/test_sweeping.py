@@ -18,7 +18,7 @@ from specwire.core.messages import Append, End, FinishReason, Outcome
 from specwire.core.text import Stopping
 from specwire.rpc.errors import StatusError
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import PROMPT, SLOW_TARGET, TARGET, Stack, plain, stack
+from tests.orchestrator.stack import PROMPT, TARGET, Stack, plain, stack
 from tests.orchestrator.test_store import UnsteadyStore, log_of, record_of
 from tests.wait import LIMIT_S, asked, until
 
@@ -97,17 +97,6 @@ def running(**changes: object) -> StoredSession:
 )
 async def test_who_is_to_end_and_how(log: StoredSession, reason: FinishReason | None) -> None:
     assert Scene().sweeper.due(log) is reason
-
-
-async def test_who_is_called_is_not_missed() -> None:
-    now = Scene()
-    await now.begun("ours")
-    now.driven = {"ours"}
-    for _ in range(20):
-        assert await now.after(sweeping.ROUND_S) == []
-    now.driven = set()
-    assert await now.after(1.0) == []
-    assert await now.after(1000.0) == [("ours", FinishReason.CANCELLED)]
 
 
 async def test_who_ended_is_struck_off() -> None:
@@ -275,27 +264,3 @@ async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it(redis:
             assert state.finish_reason is reason
         left = await log_of(store, waiting)
         assert left.reason is None  # somebody may come for it
-
-
-@pytest.mark.usefixtures("_soon")
-async def test_two_that_find_it_at_once_do_it_no_harm(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both claim it; the newest fence ends it, and no log says anything else afterwards."""
-    async with stack(redis_url=redis.url) as running_stack:
-        other = await running_stack.another()
-        store, both = running_stack.orchestrator.orchestrator.store, (running_stack.orchestrator, other)
-        session_ids = [await orphan(running_stack, store, deadline=time.time() + 3600) for _ in range(5)]
-        for session_id in session_ids:
-            log = await log_of(store, session_id)
-            await asyncio.gather(*(each.orchestrator.end_orphan(log, FinishReason.DEADLINE) for each in both))
-        logs = [await ended(store, session_id) for session_id in session_ids]
-        assert {log.reason for log in logs} == {FinishReason.DEADLINE}
-        assert {log.tokens for log in logs} == {tuple(plain(TARGET, PROMPT, 5))}
-
-
-@pytest.mark.usefixtures("_soon")
-async def test_what_is_driven_is_left_alone(redis: RedisServer) -> None:
-    async with stack(SLOW_TARGET, redis_url=redis.url) as running_stack:
-        other = await running_stack.another()
-        done = await running_stack.client.complete(PROMPT, max_tokens=150, ignore_eos=True, request_id="alive")
-        assert list(done.tokens) == plain(TARGET, PROMPT, 150)
-        assert (running_stack.orchestrator.orchestrator.tally.fenced, other.orchestrator.tally.claims) == (0, 0)

@@ -10,12 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 import demo_pair
-import draft_service.server
 from orchestrator.peers.models import maps_vocabulary, vocabulary_mismatch
 from specwire.client import AsyncClient, Completion
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.placement import PlacementCandidate, PlacementRequest, place
-from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, draft_pb2
 from tests.draft_service.peer import connected, pace, serving
 from tests.orchestrator.stack import TURNS, drafted, plain, stack
@@ -49,11 +47,9 @@ def expected(prompt: str, sampling: Sampling, length: int = LENGTH) -> list[int]
     return plain(TARGET, TOKENIZER.encode(prompt).ids, length, sampling)
 
 
-def asking(
-    client: AsyncClient, prompt: str, sampling: Sampling = GREEDY, length: int = LENGTH
-) -> Callable[[], Awaitable[Completion]]:
+def asking(client: AsyncClient, prompt: str, sampling: Sampling = GREEDY) -> Callable[[], Awaitable[Completion]]:
     return lambda: client.complete(
-        prompt, max_tokens=length, ignore_eos=True, temperature=sampling.temperature, seed=sampling.seed
+        prompt, max_tokens=LENGTH, ignore_eos=True, temperature=sampling.temperature, seed=sampling.seed
     )
 
 
@@ -69,15 +65,6 @@ async def test_the_text_is_the_targets_own(way: str, temperature: float) -> None
             done = await drafted(asking(running.client, prompt, sampling))
             assert list(done.tokens) == expected(prompt, sampling)
             assert accepted(done) > 0
-
-
-async def test_a_drafter_may_dial_in(folders: dict[str, str]) -> None:
-    async with stack(TARGET, plan=TURNS, accept_drafters=True) as running:
-        address = running.orchestrator.address
-        drafter = await draft_service.server.dial_in(ModelServiceOptions(folders["pieces"]), address, None)
-        done = await drafted(asking(running.client, PROMPTS[1]))
-        await drafter.stop()
-    assert list(done.tokens) == expected(PROMPTS[1], Sampling())
 
 
 async def test_options_that_the_drafter_leaves_to_the_target(way: str) -> None:

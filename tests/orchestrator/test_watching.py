@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -17,7 +16,6 @@ from orchestrator import ownership as following
 from orchestrator import server
 from orchestrator.store import StoredSession
 from orchestrator.store.scripts import session_keys
-from orchestrator.store.sqlite import SqliteStore
 from specwire.client import AsyncClient, Chunk, Event, Finished, SpecwireError, Started
 from specwire.client.events import PartialCompletion
 from specwire.client.requests import RequestOptions
@@ -29,7 +27,6 @@ from specwire.core.text import hash_of
 from specwire.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.redis_for_tests import RedisServer
 from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, UNREAD_S, Stack, held, plain, stack
-from tests.orchestrator.test_store import alter
 from tests.wait import raised, until
 
 LENGTH = 120
@@ -116,28 +113,6 @@ async def watched(address: str, **request: object) -> list[int]:
         return [token async for response in stream for token in response.chunk.tokens]
 
 
-async def test_a_verifier_that_has_seen_a_newer_fence_than_the_log_gives_stops_no_session(
-    server: RedisServer, both: Pair
-) -> None:
-    """A failover has lost a claim, and the clock of the new primary's host is days behind."""
-    with held(MIDDLE) as let_go:
-        started, events = await both.begin(10, request_id="lost claim")
-        session_id = started.session_id
-        former, lost = await both.fence(session_id), 1_000_000_000_000
-        with Redis(unix_socket_path=str(server.socket)) as raw:
-            meta, *_ = session_keys(session_id)
-            raw.hset(meta, "fence", str(former + lost))
-            let_go(MIDDLE)
-            driver = both.stack.orchestrator.orchestrator.sessions[session_id]
-            await until(lambda: driver.fence > former + lost and driver.session.state is State.RUNNING)
-            driver.abandon(grpc.StatusCode.UNAVAILABLE, "it is lost")
-            raw.hset(meta, "fence", str(former))
-    seen = await watched(both.other.address, session_id=session_id, take_over=True)
-    assert await both.fence(session_id) > driver.fence
-    await events.aclose()
-    assert seen == plain(TARGET, PROMPT, LENGTH)
-
-
 async def test_a_damaged_log_is_taken_from_nobody(server: RedisServer, both: Pair) -> None:
     """Who asks for it is told, and its owner, which has everything, writes it again and goes on."""
     with held(MIDDLE):
@@ -153,23 +128,6 @@ async def test_a_damaged_log_is_taken_from_nobody(server: RedisServer, both: Pai
     assert await both.fence(started.session_id) == fence
     seen, _, _ = await tokens_of(both.second.watch(started.session_id))
     assert seen == plain(TARGET, PROMPT, LENGTH)
-
-
-async def test_a_claim_is_above_what_the_claimer_s_own_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store's clock is behind: what it gives is the old fence and one more."""
-    async with stack(SLOW_TARGET) as running:
-        events = running.client.generate(PROMPT, max_tokens=LENGTH, ignore_eos=True)
-        with held(MIDDLE):
-            started = await anext(events)
-            assert isinstance(started, Started)
-            await anext(events)
-            now, store = time.time(), running.orchestrator.orchestrator.store
-            assert isinstance(store, SqliteStore)
-            driver = running.orchestrator.orchestrator.sessions[started.session_id]
-            monkeypatch.setattr(store, "_wall", lambda: 5.0)
-            alter(store, "UPDATE sessions SET fence = fence + 1")  # somebody has claimed it, and is us again
-        assert await tokens_of(events)
-        assert driver.fence > now * 1_000_000
 
 
 async def test_what_another_one_drives_is_shown_and_not_taken(both: Pair) -> None:
@@ -257,41 +215,6 @@ async def test_what_is_claimed_while_the_orchestrator_leaves_is_not_driven(
         await until(lambda: not driver._tasks)
     assert driver.session.state is State.FENCED
     assert (await raised(SpecwireError, tokens_of(watching))).code is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_its_deadline_goes_with_it(both: Pair) -> None:
-    events = both.first.generate(PROMPT, max_tokens=4000, ignore_eos=True, timeout=4.0, request_id="late")
-    started = await anext(events)
-    assert isinstance(started, Started)
-    taking = both.second.watch(started.session_id)
-    await anext(taking)
-    async with aclosing(both.taken_over(started.session_id)) as for_a_moment:
-        await anext(for_a_moment)
-    _, _, finished = await tokens_of(taking)
-    await events.aclose()
-    assert finished.reason is FinishReason.DEADLINE
-
-
-async def test_cancel_reaches_the_owner(both: Pair) -> None:
-    started, events = await both.begin(5, max_tokens=4000)
-    await both.second.cancel(started.session_id)
-    _, _, finished = await tokens_of(events)
-    assert finished.reason is FinishReason.CANCELLED
-
-
-async def test_a_cancel_that_was_promised_outlives_who_promised_it(monkeypatch: pytest.MonkeyPatch, both: Pair) -> None:
-    """Its owner dies before it has ended the session: whoever takes that over ends it."""
-    started, _ = await both.begin(5, request_id="promised", max_tokens=4000)
-    driver = both.stack.orchestrator.orchestrator.sessions[started.session_id]
-    monkeypatch.setattr(driver, "end", lambda _: None)
-    await both.first.cancel(started.session_id)
-    driver.abandon(grpc.StatusCode.UNAVAILABLE, "gone")
-    request = generation_pb2.WatchRequest(session_id=started.session_id, take_over=True)
-    async with grpc.aio.insecure_channel(both.other.address) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        told = [event_from_wire(each) async for each in stub.Watch(request, timeout=LIMIT_S)]
-    assert isinstance(told[-1], Finished)
-    assert told[-1].reason is FinishReason.CANCELLED
 
 
 @pytest.mark.parametrize("here", [False, True])

@@ -87,15 +87,6 @@ async def test_a_generator_keeps_what_it_sent_before_the_error(kind: str) -> Non
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_an_abort_of_the_handlers_own_is_untouched() -> None:
-    async def aborting(request: bytes, context: Context) -> bytes:
-        await context.abort(grpc.StatusCode.NOT_FOUND, "session_id: none such")
-
-    async with served(service(Raise=("unary_unary", aborting))) as (_, channel):
-        _, error = await outcome(channel, "unary_unary", "x")
-    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "session_id: none such")
-
-
 @pytest.mark.parametrize("as_generator", [False, True])
 async def test_cancellation_reaches_the_handler_and_is_not_logged(
     as_generator: bool, caplog: pytest.LogCaptureFixture
@@ -137,12 +128,6 @@ async def test_a_generator_that_is_sending_is_closed_when_its_call_is_cancelled(
         await call.read()  # and no more: flow control stops the sender within a yield
         call.cancel()
         await asyncio.wait_for(closed.wait(), 60.0)
-
-
-async def test_an_unknown_method_is_unimplemented() -> None:
-    async with served(service()) as (_, channel):
-        _, error = await outcome(channel, "unary_unary", "x")
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_codes_and_their_numbers() -> None:
@@ -209,4 +194,5 @@ async def test_details_that_say_something_else_are_ignored(trailers: Metadata) -
 
     async with served(service(Ask=("unary_unary", aborting))) as (_, channel):
         caught = await raised(grpc.aio.AioRpcError, method(channel, "unary_unary", "Ask")(b"", timeout=120.0))
+    assert (caught.code(), caught.details()) == (FULL, "full")  # the handler's own, untouched
     assert retry_after(caught) is None

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
-import grpc
-import grpc.aio
 import pytest
 
 from specwire.rpc import link as module
-from specwire.rpc.channel import channel_options
-from specwire.rpc.errors import Context
 from specwire.rpc.link import LinkError, Outbox
-from specwire.rpc.server import Service, serve
-from specwire.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from specwire.v1 import common_pb2, draft_pb2
 from tests.wait import raised
 
 Request = draft_pb2.ConnectDraftRequest
@@ -203,46 +198,3 @@ async def test_parts_that_fail_take_nothing_else_with_them() -> None:
     outbox.push(close(2))
     await outbox.close()
     assert (peer.received, peer.failures) == ([[1], [2]], [])
-
-
-class Drafter(draft_pb2_grpc.DraftServiceServicer):
-    """Answers every close with one Opened of that handle, through an outbox of its own."""
-
-    def __init__(self) -> None:
-        self.failures: list[LinkError] = []
-
-    async def Connect(self, requests: AsyncIterator[Request], context: Context) -> None:
-        outbox: Outbox[draft_pb2.ConnectDraftResponse] = Outbox(context.write, self.failures.append)
-        try:
-            async for request in requests:
-                opened = [draft_pb2.OpenedDraft(handle=handle) for handle in handles(request)]
-                outbox.push(draft_pb2.ConnectDraftResponse(opened=opened))
-        finally:
-            await outbox.close()
-
-
-async def test_both_ends_of_a_real_stream() -> None:
-    drafter = Drafter()
-    hosted = Service(
-        "specwire.v1.DraftService", lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(drafter, server)
-    )
-    server = await serve([hosted], "127.0.0.1:0")
-    failures: list[LinkError] = []
-    async with grpc.aio.insecure_channel(server.address, options=channel_options(server.address)) as channel:
-        call = draft_pb2_grpc.DraftServiceStub(channel).Connect(timeout=120.0)
-        outbox: Outbox[Request] = Outbox(call.write, failures.append)
-        received: list[int] = []
-        for handle in range(1, 200):
-            outbox.push(close(handle))
-            if handle % 7 == 0:
-                await asyncio.sleep(0)
-        while len(received) < 199:
-            received += [opened.handle for opened in (await call.read()).opened]
-        assert received == list(range(1, 200))
-        await server.stop(0)
-        while not failures:
-            outbox.push(close(1))
-            await asyncio.sleep(0.005)
-        await outbox.close()
-    assert len(failures) == 1
-    assert drafter.failures == []

@@ -22,12 +22,12 @@ from specwire.core.invalid import InvalidParameter
 from specwire.rpc import renewal
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import Context, StatusError
-from specwire.rpc.keys import Keys, Token, read_keys, read_peer_token, show, text_of
+from specwire.rpc.keys import Keys, Token, read_keys, read_peer_token, read_token, show, text_of
 from specwire.rpc.renewal import Origin, Renewal
 from specwire.rpc.server import RunningServer, serve
 from specwire.rpc.tls import ClientTls, client_tls, is_issued, server_tls
 from specwire.telemetry.metrics import Registry, listen
-from tests.options import parsed
+from tests.options import parsed, private
 from tests.rpc.byte_server import method, service
 from tests.wait import raised, until
 
@@ -36,22 +36,13 @@ LIMIT_S = 120.0
 KINDS = ["unary_stream", "stream_stream"]
 
 
-def write(file: Path, content: str | bytes, mode: int = 0o600) -> str:
-    """Replace the file as tools do, by renaming."""
-    fresh = file.with_suffix(".new")
-    fresh.write_bytes(content.encode() if isinstance(content, str) else content)
-    fresh.chmod(mode)
-    fresh.replace(file)
-    return str(file)
-
-
 def keys_of(**holders: str) -> str:
     return "".join(f"{name} {token}\n" for name, token in holders.items())
 
 
 def keys_in(file: Path, **holders: str) -> tuple[Keys, Origin[Keys]]:
     """Those of a file that is written for it, and where they are from."""
-    keys = read_keys("--api-keys", write(file, keys_of(**holders)))
+    keys = read_keys("--api-keys", private(file, keys_of(**holders)))
     assert keys is not None
     assert keys.origin is not None
     return keys, keys.origin
@@ -74,7 +65,7 @@ def known(keys: Keys) -> list[str]:
 def test_keys_are_those_of_the_file_as_it_is(tmp_path: Path) -> None:
     keys, origin = keys_in(tmp_path / "keys", ada=ADA, bob=BOB)
     assert not origin.look()
-    write(tmp_path / "keys", keys_of(ada=NEW, carl=BOB))
+    private(tmp_path / "keys", keys_of(ada=NEW, carl=BOB))
     assert known(keys) == ["ada", "bob", ""]  # nobody has looked yet
     assert origin.look()
     assert known(keys) == ["", "carl", "ada"]
@@ -99,12 +90,12 @@ def test_a_file_that_is_wrong_changes_nothing_until_it_is_right(
     if content is None:
         file.unlink()
     else:
-        write(file, content, mode)
+        private(file, content, mode)
     with pytest.raises(InvalidParameter, match=why) as told:
         origin.look()
     assert ADA not in str(told.value)
     assert known(keys) == ["ada", "", ""]
-    write(file, keys_of(ada=NEW))
+    private(file, keys_of(ada=NEW))
     assert origin.look()
     assert known(keys) == ["", "", "ada"]
 
@@ -112,7 +103,7 @@ def test_a_file_that_is_wrong_changes_nothing_until_it_is_right(
 def test_a_change_within_one_time_stamp_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     keys, origin = keys_in(file, ada=ADA)
-    write(file, keys_of(ada=BOB))
+    private(file, keys_of(ada=BOB))
     assert origin.look()
     stamp = file.stat().st_mtime_ns
     with file.open("r+") as same:  # as long as before, in place
@@ -131,7 +122,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
         text = file.read_text()
         more = next(written, None)
         if more is not None:
-            write(file, more)
+            private(file, more)
         return text
 
     origin = Origin([str(file)], read)
@@ -143,9 +134,9 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
 
 
 def test_a_token_is_the_one_of_the_file(tmp_path: Path) -> None:
-    token = read_peer_token(parsed("client", "--token-file", write(tmp_path / "token", ADA)))
+    token = read_peer_token(parsed("client", "--token-file", private(tmp_path / "token", ADA)))
     assert token.origin is not None
-    write(tmp_path / "token", NEW)
+    private(tmp_path / "token", NEW)
     assert (text_of(token), token.origin.look(), text_of(token)) == (ADA, True, NEW)
     assert ADA not in repr(token)
     nothing = read_peer_token(parsed("client"))
@@ -168,11 +159,11 @@ async def test_a_file_that_is_wrong_is_told_once(
     changes: list[list[str]] = []
     with caplog.at_level(logging.WARNING):
         watching = Renewal([None, origin], lambda: changes.append(known(keys)))
-        write(tmp_path / "keys", "ada")
+        private(tmp_path / "keys", "ada")
         await until(lambda: "must be NAME TOKEN" in caplog.text)
         seen = looks
         await until(lambda: looks > seen + 10)
-        write(tmp_path / "keys", keys_of(bob=BOB))
+        private(tmp_path / "keys", keys_of(bob=BOB))
         await until(lambda: changes)
         await watching.stop()
     assert changes == [["", "bob", ""]]
@@ -223,7 +214,7 @@ async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp
     ):
         hers, his = begun(ada, kind), begun(bob, kind)
         assert all([await hers.read(), await his.read()])
-        write(tmp_path / "keys", keys_of(bob=BOB))
+        private(tmp_path / "keys", keys_of(bob=BOB))
         assert origin.look()
         server.recheck()
         server.recheck()
@@ -238,16 +229,6 @@ async def test_a_key_that_is_revoked_ends_its_calls_and_no_others(kind: str, tmp
             assert isinstance(await his.read(), bytes)
         his.cancel()
         assert await method(bob, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
-
-
-async def test_who_leaves_is_cancelled_as_ever(tmp_path: Path) -> None:
-    keys, _ = keys_in(tmp_path / "keys", ada=ADA)
-    async with serving(keys=keys) as server, open_channel(server.address, token=ADA) as ada:
-        call = begun(ada, "unary_stream")
-        assert await call.read() == b"0"
-        call.cancel()
-        assert await call.code() is grpc.StatusCode.CANCELLED
-        assert await method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
 
 
 # Certificates
@@ -268,11 +249,11 @@ class Files:
         self.tls, self.origin = tls, tls.origin
 
     def serve(self, signed: Signed) -> None:
-        write(self._folder / "cert.pem", signed.certificate)
-        write(self._folder / "cert.key", signed.key)
+        private(self._folder / "cert.pem", signed.certificate)
+        private(self._folder / "cert.key", signed.key)
 
     def trust(self, *clients: Authority) -> None:
-        write(self._folder / "clients.pem", b"".join(each.pem for each in clients))
+        private(self._folder / "clients.pem", b"".join(each.pem for each in clients))
 
 
 def client(ours: Authority, shown: Signed) -> ClientTls:
@@ -296,10 +277,10 @@ async def test_a_certificate_of_a_removed_authority_ends_its_calls_and_no_others
             while True:
                 await his.read()
         assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        with pytest.raises(grpc.aio.AioRpcError) as refused:  # over the connection that it has still
-            await method(bob, "unary_unary", "Echo")(b"x", timeout=LIMIT_S)
-        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert "certificate" in (refused.value.details() or "")
+        # Over the connection that it has still.
+        refused = await raised(grpc.aio.AioRpcError, method(bob, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
+        assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "certificate" in (refused.details() or "")
         for _ in range(20):
             assert isinstance(await hers.read(), bytes)
         assert await method(ada, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
@@ -317,7 +298,7 @@ def presented(address: str, trusted: Authority) -> int:
 async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path) -> None:
     ours, second = Authority("ours"), Authority("second")
     Files(tmp_path, ours, ours)
-    ca = write(tmp_path / "ca.pem", ours.pem)
+    ca = private(tmp_path / "ca.pem", ours.pem)
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "cert.key")
     args = parsed("orchestrate", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca)
     tls, dialled = server_tls(args), client_tls(args)
@@ -332,11 +313,11 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path)
         renewed = second.sign()
         serial = x509.load_pem_x509_certificate(renewed.certificate).serial_number
         before = [await asyncio.to_thread(presented, each.address, ours) for each in (server, figures)]
-        write(tmp_path / "cert.pem", renewed.certificate)
+        private(tmp_path / "cert.pem", renewed.certificate)
         with pytest.raises(InvalidParameter, match="is not the key of the certificate"):
             tls.origin.look()  # between the two files
         assert [await asyncio.to_thread(presented, each.address, ours) for each in (server, figures)] == before
-        write(tmp_path / "cert.key", renewed.key)
+        private(tmp_path / "cert.key", renewed.key)
         assert tls.origin.look()
         server.recheck()
         after = [await asyncio.to_thread(presented, each.address, ours) for each in (server, figures)]
@@ -344,7 +325,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path: Path)
         assert isinstance(await call.read(), bytes)  # the old connection goes on
         async with open_channel(server.address, dialled) as distrusting:
             await raised(grpc.aio.AioRpcError, method(distrusting, "unary_unary", "Echo")(b"x", timeout=LIMIT_S))
-        write(tmp_path / "ca.pem", second.pem)
+        private(tmp_path / "ca.pem", second.pem)
         assert dialled.origin.look()
         async with open_channel(server.address, dialled) as trusting:
             assert await method(trusting, "unary_unary", "Echo")(b"x", timeout=LIMIT_S) == b"x"
@@ -365,3 +346,90 @@ def test_who_is_issued_by_whom() -> None:
     assert is_issued(root.pem, b"", root.pem)
     assert not is_issued(near, b"", b"")
     assert not is_issued(b"", b"", root.pem)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files of tokens, what is wrong with them, and who is known by which token.
+
+ONE, TWO = "one-token-of-length", "two-token-of-length"
+
+
+def test_each_token_is_its_holders(tmp_path: Path) -> None:
+    file = private(tmp_path / "keys", f"# who may call\n\nada {ONE}\n  bob\t{TWO}\nada ada-has-a-second-one\n", 0o640)
+    keys = read_keys("--api-keys", file)
+    assert keys is not None
+    assert keys.names == {"ada", "bob"}
+    assert [keys.holder(show(token)) for token in (ONE, TWO, "ada-has-a-second-one")] == ["ada", "bob", "ada"]
+    assert read_keys("--api-keys", None) is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        (("authorization", ONE),),
+        (("authorization", f"bearer {ONE}"),),
+        (("authorization", "Bearer "),),
+        (("authorization", f"Bearer {ONE}x"),),
+        (("authorization", f"Bearer {ONE[:-1]}"),),
+        (("authorization", b"Bearer " + ONE.encode()),),
+        (("x-authorization", f"Bearer {ONE}"),),
+    ],
+)
+def test_who_shows_none_or_another_is_not_let_in(metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+    with pytest.raises(StatusError) as refused:
+        Keys({ONE: "ada", TWO: "bob"}).holder(metadata)
+    assert refused.value.code is grpc.StatusCode.UNAUTHENTICATED
+    assert ONE not in refused.value.message
+
+
+def test_no_token_is_kept_or_shown() -> None:
+    keys = Keys({ONE: "ada"})
+    assert ONE not in repr(vars(keys))
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
+    [
+        ("", 0o600, "FILE holds no key"),
+        ("# none\n", 0o600, "FILE holds no key"),
+        (f"ada {ONE}\n", 0o644, "FILE is open to others (mode 0644): chmod 600 FILE"),
+        (f"ada {ONE}\n", 0o620, "FILE is open to others (mode 0620): chmod 600 FILE"),
+        (f"{ONE}\n", 0o600, "FILE, line 1: must be NAME TOKEN"),
+        (f"ada {ONE} more\n", 0o600, "FILE, line 1: must be NAME TOKEN"),
+        (f"a/b {ONE}\n", 0o600, "FILE, line 1: must be NAME TOKEN"),
+        ("\nada secret\n", 0o600, "FILE, line 2: a token has 16 to 512 of the characters"),
+        (f"ada {ONE}\nbob {ONE}\n", 0o600, "FILE, line 2: the same token stands in another line"),
+        (b"\xff\xfe", 0o600, "FILE is not UTF-8 at byte 0"),
+    ],
+)
+def test_a_file_that_is_no_good_is_named(content: str | bytes, mode: int, message: str, tmp_path: Path) -> None:
+    file = private(tmp_path / "keys", content, mode)
+    with pytest.raises(InvalidParameter) as refused:
+        read_keys("--api-keys", file)
+    said = str(refused.value)
+    assert said.replace(file, "FILE").startswith(f"--api-keys: {message}")
+    assert ONE not in said
+    assert "secret" not in said
+
+
+def test_a_client_has_its_token_from_a_file_or_its_environment(tmp_path: Path) -> None:
+    file = private(tmp_path / "token", ONE + "\n")
+    assert read_token(parsed("client", "--token-file", file), {"SPECWIRE_TOKEN": TWO}) == ONE
+    assert read_token(parsed("client"), {"SPECWIRE_TOKEN": TWO}) == TWO
+    assert read_token(parsed("client"), {"SPECWIRE_TOKEN": ""}) == ""
+    assert read_token(parsed("client")) == ""
+    assert show("") == ()
+
+
+def test_what_is_no_token_is_refused_unseen(tmp_path: Path) -> None:
+    file = private(tmp_path / "token", "two words")
+    for args, environment in (
+        (parsed("client", "--token-file", file), {}),
+        (parsed("client"), {"SPECWIRE_TOKEN": "two words"}),
+    ):
+        with pytest.raises(InvalidParameter, match="a token has 16 to 512") as refused:
+            read_token(args, environment)
+        assert "two words" not in str(refused.value)
+    with pytest.raises(InvalidParameter, match="--token-file: .*none cannot be read: No such file or directory"):
+        read_token(parsed("client", "--token-file", str(tmp_path / "none")))

@@ -13,15 +13,25 @@ import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from bench.harness.certificates import Authority
 from specwire.core.invalid import InvalidParameter
-from specwire.rpc.channel import channel_options, is_loopback, open_blocking_channel, open_channel, server_options
+from specwire.rpc import channel as options
+from specwire.rpc.channel import (
+    Backoff,
+    channel_options,
+    is_loopback,
+    open_blocking_channel,
+    open_channel,
+    server_options,
+    unreachable,
+)
 from specwire.rpc.errors import Context, retry_after
 from specwire.rpc.keys import Keys
 from specwire.rpc.server import ListenError, Service, parse_listen, serve
-from specwire.rpc.tls import ClientTls
+from specwire.rpc.tls import ServerTls
 from tests.rpc.byte_server import NAME, method, served, service
+from tests.rpc.relay import Relay
 from tests.wait import raised
 
 Status: TypeAlias = "health_pb2.HealthCheckResponse.ServingStatus"
@@ -40,13 +50,6 @@ async def health_of(channel: grpc.aio.Channel, name: str) -> Status:
     return answer.status
 
 
-async def test_a_free_port_is_reported_and_called() -> None:
-    async with served(service(Echo=("unary_unary", echo))) as (server, channel):
-        assert server.address == f"127.0.0.1:{server.port}"
-        assert server.port > 0
-        assert await method(channel, "unary_unary", "Echo")(b"hello", timeout=120.0) == b"hello"
-
-
 async def test_calls_by_the_thousand_wait_for_their_turn() -> None:
     async with served(service(Echo=("unary_unary", echo))) as (_, channel):
         call = method(channel, "unary_unary", "Echo")
@@ -61,16 +64,6 @@ async def test_health_says_what_it_is_told_for_the_server_and_each_service() -> 
         assert [await health_of(channel, name) for name in ("", NAME)] == [NOT_SERVING] * 2
         caught = await raised(grpc.aio.AioRpcError, health_of(channel, "no.such.Service"))
         assert caught.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_reflection_lists_the_services() -> None:
-    async with served(service()) as (_, channel):
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=120.0)
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        answer = await call.read()
-        await call.done_writing()
-    names = {listed.name for listed in answer.list_services_response.service}
-    assert {NAME, "grpc.health.v1.Health"} <= names
 
 
 async def test_a_port_in_use_is_named(capfd: pytest.CaptureFixture[str]) -> None:
@@ -256,9 +249,72 @@ async def test_a_long_quotation_is_clipped() -> None:
     assert (len(message), message[:5], message[-3:]) == (400, "id: n", "...")
 
 
-def test_a_token_does_not_leave_the_machine_unencrypted() -> None:
-    for open_it in (open_channel, open_blocking_channel):
-        with pytest.raises(InvalidParameter, match=r"token: is not sent to far\.example:1 unencrypted: give --tls"):
-            open_it("far.example:1", None, TOKEN)
-    open_blocking_channel("far.example:1", ClientTls(), TOKEN).close()
-    open_blocking_channel("127.0.0.1:1", None, TOKEN).close()
+# ----------------------------------------------------------------------------------------------------------------------
+# Connecting over a long way, coming back when the server does, and noticing that a connection has gone silent.
+
+# Far below the minute that gRPC waits by itself for a silent peer, far above what is set here.
+LIMIT_S = 120.0
+OURS = Authority()
+
+
+@pytest.mark.parametrize("tls", [None, OURS.server()], ids=["plain", "tls"])
+async def test_a_far_server_is_reached_by_the_first_attempt(tls: ServerTls | None) -> None:
+    """Every handshake costs a round trip, here of 0.3 s."""
+    server = await serve([service(Echo=("unary_unary", echo))], "127.0.0.1:0", tls=tls)
+    relay = Relay(server.address, delay=0.15)
+    async with relay.relaying(), open_channel(relay.address, OURS.client() if tls else None) as channel:
+        assert await method(channel, "unary_unary", "Echo")(b"far", timeout=LIMIT_S) == b"far"
+    await server.stop(0.0)
+
+
+async def test_a_server_that_comes_later_is_found_soon(dead_address: str) -> None:
+    async with open_channel(dead_address) as channel:
+        call = method(channel, "unary_unary", "Echo")(b"late", timeout=LIMIT_S, wait_for_ready=True)
+        await asyncio.sleep(0.5)
+        server = await serve([service(Echo=("unary_unary", echo))], dead_address)
+        assert await asyncio.wait_for(call, 20.0) == b"late"  # attempts are at most 2 s apart, without us 120 s
+    await server.stop(0.0)
+
+
+def test_what_is_not_about_connecting_is_left_alone() -> None:
+    assert unreachable("the verifier is stopping", "a:1", tls=False) is None
+    assert unreachable("failed to connect to all addresses; last error: x", "a:1", tls=False) == "cannot connect to a:1"
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "sending"])
+async def test_both_ends_notice_a_silent_connection(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PING_EVERY_MS", 1000), ("PING_TIMEOUT_MS", 1000), ("LEAST_PING_INTERVAL_MS", 500)):
+        monkeypatch.setattr(options, name, value)
+    left = asyncio.Event()
+
+    async def echo(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        try:
+            async for request in requests:
+                yield request
+        finally:
+            left.set()
+
+    server = await serve([service(Echo=("stream_stream", echo))], "127.0.0.1:0")
+    relay = Relay(server.address)
+    async with relay.relaying(), open_channel(relay.address) as channel:
+        call = method(channel, "stream_stream", "Echo")(timeout=3 * LIMIT_S)
+        await call.write(b"hello")
+        assert await call.read() == b"hello"
+        relay.hears.clear()
+        if busy:
+            await call.write(b"anybody there?")
+        caught = await raised(grpc.aio.AioRpcError, asyncio.wait_for(call.read(), LIMIT_S))
+        assert caught.code() is grpc.StatusCode.UNAVAILABLE
+        await asyncio.wait_for(left.wait(), LIMIT_S)
+    await server.stop(0.0)
+
+
+def test_waits_double_up_to_a_limit_and_are_scattered_over_their_upper_half() -> None:
+    backoff = Backoff(0.1, 1.0)
+    for most in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+        assert most / 2 <= backoff.next() <= most
+    assert backoff.next(held=4.0) >= 0.5
+    assert 0.05 <= backoff.next(held=6.0) <= 0.1
+    assert len({Backoff(1.0, 2.0).next() for _ in range(10)}) > 1
+    backoff.reset()
+    assert 0.05 <= backoff.next() <= 0.1

@@ -56,7 +56,3 @@ def test_a_size(text: str, size: int) -> None:
 def test_no_size(text: str) -> None:
     with pytest.raises(InvalidParameter, match="kv-memory: must be a size such as 512M or 1.5G, not "):
         size_of("kv-memory", text)
-
-
-def test_none() -> None:
-    assert size_of("kv-memory", None) is None

@@ -40,11 +40,6 @@ async def answer(address: str, tls: ClientTls | None) -> str:
     return ""
 
 
-async def test_a_trusted_server_is_called() -> None:
-    async with serving(OURS.server()) as server:
-        assert await answer(server.address, OURS.client()) == ""
-
-
 @pytest.mark.parametrize(
     ("server", "client", "why"),
     [
@@ -86,10 +81,6 @@ def test_the_keys_are_not_shown() -> None:
 
 
 # Command lines
-
-
-def test_no_flag_is_no_tls() -> None:
-    assert (server_tls(parsed("orchestrate")), client_tls(parsed("orchestrate"))) == (None, None)
 
 
 def test_flags_become_what_the_files_hold(tmp_path: Path) -> None:

@@ -158,28 +158,6 @@ def test_limits_and_deadlines(demo: Front) -> None:
     assert codes[-1] == 429
 
 
-def test_the_harness_reads_what_transformers_says(demo: Front, reference: tuple[Any, Any]) -> None:
-    """Asked as lm-evaluation-harness' `local-completions` does for loglikelihood tasks, and read as it does.
-
-    That is the sum behind the context, and whether each token was the most probable one.
-    """
-    pairs = [(STORY, " hole"), (STORY, " big house"), (OTHER, " sky was blue.")]
-    whole = [(ids_of(reference, context), ids_of(reference, context + more)) for context, more in pairs]
-    body = {"max_tokens": 1, "temperature": 0, "logprobs": 1, "seed": 1234, "echo": True, "model": demo.model}
-    choices = sorted(
-        demo.done(COMPLETIONS, prompt=[ids for _, ids in whole], **body)["choices"], key=lambda choice: choice["index"]
-    )
-    for (context, ids), choice in zip(whole, choices, strict=True):
-        told, behind = choice["logprobs"], slice(len(context), -1)
-        log_p = expected(reference, ids)[len(context) - 1 :]
-        rows = list(zip(log_p, ids[len(context) :], strict=True))
-        assert sum(told["token_logprobs"][behind]) == pytest.approx(
-            sum(float(row[token]) for row, token in rows), abs=1e-3
-        )
-        best = [max(top, key=top.get) for top in told["top_logprobs"][behind]]
-        assert (best == told["tokens"][behind]) is all(int(row.argmax()) == token for row, token in rows)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What speculation did for a request, as others' tools read it, and which sources a request lets propose.
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
+from starlette.responses import Response
 
-from specwire.client import Client, SpecwireError
+from orchestrator.chat.models import ChatModels
+from orchestrator.http import app
+from orchestrator.http.app import routed
+from orchestrator.http.endpoint import HttpService
+from orchestrator.options import HttpAccess
+from specwire.client import Client
 from tests.orchestrator.http.front import (
     CHAT,
     COMPLETIONS,
@@ -19,7 +28,6 @@ from tests.orchestrator.http.front import (
     WORDS,
     Front,
     another,
-    client_of,
     text_of,
 )
 from tests.orchestrator.stack import PROMPT, TARGET, plain
@@ -128,7 +136,7 @@ def test_a_chat_is_its_template(door: Front) -> None:
     answer = door.done(CHAT, model=MODEL, **wish)
     message: dict[str, Any] = {"role": "assistant", "content": expected(), "refusal": None, "annotations": []}
     assert answer["choices"][0]["message"] == message
-    assert answer["object"] == "chat.completion"
+    assert (answer["object"], answer["system_fingerprint"]) == ("chat.completion", door.fingerprint)
     events = door.events(CHAT, **wish, stream_options={"include_usage": True})
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert text_of(events) == expected()
@@ -137,6 +145,7 @@ def test_a_chat_is_its_template(door: Front) -> None:
     assert {event["usage"] for event in events[:-1]} == {None}  # as OpenAI's, so that nobody misses the key
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert len({event["id"] for event in events}) == 1
+    assert {event["system_fingerprint"] for event in events} == {door.fingerprint}
 
 
 @pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": [IDS, WORDS]}), (CHAT, {"messages": [SAYS]})])
@@ -267,22 +276,6 @@ def test_predictions_and_references_save_forwards_and_change_nothing(door: Front
     assert (seen[0][1:], seen[1][2]) == ((0, 0), 0)
 
 
-def test_a_prediction_is_grpcs_too(door: Front) -> None:
-    """As text or as token ids."""
-    tokens = plain(TARGET, PROMPT, 40)
-    with Client(door.parts.orchestrator.address) as client:
-        wish: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "drafting": False, "ngram": True}
-        for prediction in (" ".join(map(str, tokens)), tokens):
-            done = asked_blocking(
-                partial(client.complete, PROMPT, prediction=prediction, timeout=LIMIT_S, **wish),
-                lambda told: told.stats.accepted_prediction > 30,
-            )
-            assert list(done.tokens) == tokens
-            assert done.stats.proposed_prediction >= done.stats.accepted_prediction
-        with pytest.raises(SpecwireError, match="prediction: token id 64 is outside"):
-            client.complete(PROMPT, prediction=[64], timeout=LIMIT_S)
-
-
 def test_details(door: Front) -> None:
     def details_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [choice["specwire"] for event in events for choice in event["choices"] if "specwire" in choice]
@@ -352,56 +345,105 @@ def test_every_answer_says_whether_its_rule_is_lossy(door: Front, rule: str, los
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The official client, unmodified: blocking, asyncio, streams, errors.
+# What every answer has, and what docs/HTTP.md says of endpoints.
 
-GREEDY = {"ignore_eos": True}
-CHATTED: Any = {"model": MODEL, "messages": [SAYS], "temperature": 0, "extra_body": GREEDY}
-WHOLE = " ".join(map(str, plain(TARGET, PROMPT, 20)))
-
-
-def test_blocking(door: Front) -> None:
-    with client_of(door) as client:
-        assert [model.id for model in client.models.list()] == [MODEL]
-        assert client.models.retrieve(MODEL).object == "model"
-        done = client.completions.create(model=MODEL, prompt=WORDS, max_tokens=20, temperature=0, extra_body=GREEDY)
-        assert done.choices[0].text == WHOLE
-        assert done.choices[0].finish_reason == "length"
-        more: Any = {"n": 2, "logprobs": True, "top_logprobs": 2, "prediction": {"type": "content", "content": WHOLE}}
-        chat = client.chat.completions.create(**CHATTED, max_completion_tokens=20, **more)
-    assert [choice.message.content for choice in chat.choices] == [WHOLE, WHOLE]
-    assert chat.choices[0].logprobs is not None
-    assert chat.choices[0].logprobs.content is not None
-    assert [entry.token for entry in chat.choices[0].logprobs.content] == WHOLE.split()
-    assert chat.usage is not None
-    assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (3, 40)
-    assert chat.system_fingerprint == done.system_fingerprint == door.fingerprint
-    assert chat.usage.completion_tokens_details is not None
-    assert (chat.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
+PAGE, OTHER = "https://chat.example", "https://evil.example"
+WISH = {"prompt": list(PROMPT), "max_tokens": 2}
+ALLOWED = "access-control-allow-origin"
 
 
-def test_blocking_streams(door: Front) -> None:
-    with client_of(door) as client:
-        texts, usage = [], None
-        counted: Any = {"stream": True, "stream_options": {"include_usage": True}}
-        for chunk in client.chat.completions.create(**CHATTED, max_tokens=20, **counted):
-            usage = chunk.usage or usage
-            assert chunk.system_fingerprint == door.fingerprint
-            texts += [choice.delta.content or "" for choice in chunk.choices]
-        assert ("".join(texts), usage and usage.completion_tokens) == (WHOLE, 20)
-        with client.chat.completions.stream(**CHATTED, max_tokens=20, stop=f" {WHOLE.split()[9]}") as stream:
-            gathered = stream.get_final_completion().choices[0]
-        assert (gathered.message.content, gathered.finish_reason) == (" ".join(WHOLE.split()[:9]), "stop")
+@pytest.fixture(scope="module")
+def shared(door: Front) -> Iterator[Front]:
+    with another(door, http_access=HttpAccess(origins=(PAGE.upper(),))) as running:
+        yield running
 
 
-def test_its_errors(door: Front) -> None:
-    with client_of(door) as client:
-        with pytest.raises(openai.NotFoundError) as missing:
-            client.completions.create(model="gpt-9", prompt=WORDS)
-        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-        with pytest.raises(openai.BadRequestError) as wrong:
-            client.completions.create(model=MODEL, prompt=WORDS, top_p=2.0)
-        assert wrong.value.param == "top_p"
-        with pytest.raises(openai.APIError) as late:
-            late_one: Any = {"max_tokens": 4000, "stream": True, "extra_body": {**GREEDY, "timeout": 0.3}}
-            list(client.completions.create(model=MODEL, prompt=WORDS, **late_one))
-        assert late.value.code == "deadline_exceeded"
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/nowhere", COMPLETIONS])
+def test_every_answer_has_a_name(door: Front, path: str) -> None:
+    """Also one that is an error: no endpoint, no body, a stranger's page."""
+    drawn = {door.client.get(path).headers["x-request-id"] for _ in range(2)}
+    assert len(drawn) == 2
+    assert all(re.fullmatch("req_[0-9a-f]{32}", name) for name in drawn)
+    assert door.client.get(path, headers={"X-Request-Id": "mine/1"}).headers["x-request-id"] == "mine/1"
+    refused = door.client.get(path, headers={"Origin": OTHER, "X-Request-Id": "mine/2"})
+    assert (refused.status_code, refused.headers["x-request-id"]) == (403, "mine/2")
+
+
+@pytest.mark.parametrize("odd", ["", "two words", "x" * 129, "\u00e9"])
+def test_what_is_no_name_is_not_echoed(door: Front, odd: str) -> None:
+    answer = door.client.get("/health", headers={b"X-Request-Id": odd.encode("latin-1")})
+    assert answer.headers.get_list("x-request-id")[0].startswith("req_")
+
+
+def test_a_failure_of_ours_is_logged_under_that_name(
+    door: Front, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> Response:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(app, "JSONResponse", fail)
+    answer = door.client.get("/version", headers={"X-Request-Id": "theirs"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert [record.getMessage() for record in caplog.records] == ["HTTP request theirs failed"]
+
+
+def test_a_request_id_in_that_header_repeats_nothing(door: Front) -> None:
+    """Proxies add it by themselves; what a request is repeated by is X-Specwire-Request-Id."""
+    asked = [door.client.post(COMPLETIONS, json=WISH, headers={"X-Request-Id": "same"}) for _ in range(2)]
+    assert len({answer.json()["choices"][0]["specwire"]["session_id"] for answer in asked}) == 2
+
+
+def test_a_page_of_an_allowed_origin_may_call_and_read(shared: Front) -> None:
+    preflight = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type, x-stainless-lang",
+    }
+    asked = shared.client.options(COMPLETIONS, headers=preflight)
+    assert (asked.status_code, asked.headers[ALLOWED]) == (200, PAGE)
+    assert asked.headers["access-control-allow-headers"] == preflight["Access-Control-Request-Headers"]
+    for more in ({}, {"stream": True}, {"max_tokens": -2}):
+        answer = shared.client.post(COMPLETIONS, json={**WISH, **more}, headers={"Origin": PAGE})
+        assert (answer.status_code, answer.headers[ALLOWED]) == (400 if "max_tokens" in more else 200, PAGE)
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    strange = {**preflight, "Origin": OTHER}
+    asked, posted = (
+        shared.client.options(COMPLETIONS, headers=strange),
+        shared.client.post(COMPLETIONS, json=WISH, headers=strange),
+    )
+    assert [(each.status_code, ALLOWED in each.headers) for each in (asked, posted)] == [(403, False)] * 2
+    assert ALLOWED not in shared.client.get("/v1/models").headers
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The example of docs/HTTP.md runs, and its table names every endpoint.
+
+# The console's own are no interface.
+PUBLIC = ("/v1/", "/tokenize", "/detokenize", "/metrics", "/health", "/ready", "/version")
+DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "HTTP.md").read_text()
+
+
+def test_the_example_runs(door: Front) -> None:
+    code = re.search(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert code is not None
+    source = (
+        code[1]
+        .replace("http://127.0.0.1:8000", door.url)
+        .replace("stream=True", 'stream=True, extra_body={"ignore_eos": True}')
+    )
+    written = StringIO()
+    with redirect_stdout(written):
+        exec(compile(source, "docs/HTTP.md", "exec"), {})
+    assert written.getvalue() == " ".join(map(str, plain(TARGET, (1, 2, 3), 40)))
+
+
+def test_every_endpoint_is_named(door: Front) -> None:
+    async def paths() -> set[str]:
+        orchestrator = door.serving.orchestrator
+        app = routed(HttpService(orchestrator, ChatModels(orchestrator.pool)))
+        return {getattr(route, "path", "") for route in app.routes}
+
+    public = {path for path in door.loop.run(paths()) if path.startswith(PUBLIC)}
+    assert len(public) == 14
+    for path in public:
+        assert f"{path.replace('{model:path}', 'ID').replace('{response}', 'ID')}`" in DOCUMENT

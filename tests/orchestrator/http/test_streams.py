@@ -43,8 +43,8 @@ from tests.orchestrator.http.front import (
     text_of,
 )
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import ALL, DRAFT, PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
-from tests.wait import asked_blocking, eventually, until
+from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
+from tests.wait import asked_blocking, eventually, raised, until
 
 LENGTH = 10
 BASE: dict[str, Any] = {"max_tokens": LENGTH, "ignore_eos": True, "stream": True, "temperature": 0}
@@ -238,25 +238,6 @@ def test_leaving_before_the_answer_cancels_at_once(door: Front) -> None:
 
     (session_id,) = asked_blocking(left, bool)
     assert eventually(lambda: ended(door, session_id) is FinishReason.CANCELLED)
-
-
-def test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was(door: Front) -> None:
-    wish = {**LONG, "max_tokens": 60, "request_id": "resumed"}
-    with held(5):
-        told = read(door.url, COMPLETIONS, wish, most=2)
-    events = [json.loads(event.data) for event in told]
-    begun = text_of(events)
-    session_id = events[0]["choices"][0]["specwire"]["session_id"]
-    rest = door.events(COMPLETIONS, headers={"Last-Event-ID": str(told[-1].place)}, **wish)
-    assert rest[0]["choices"][0]["specwire"]["session_id"] == session_id
-    assert begun + text_of(rest) == " ".join(map(str, plain(TARGET, PROMPT, 60)))
-    assert begun
-    assert text_of(rest)
-    assert ended(door, session_id) is FinishReason.LENGTH
-    again = {name: value for name, value in wish.items() if name not in ("stream", "request_id")}
-    answer = door.client.post(COMPLETIONS, json=again, headers={"X-Specwire-Request-Id": "resumed"}).json()
-    assert answer["choices"][0]["specwire"]["session_id"] == session_id
-    assert answer["choices"][0]["text"] == begun + text_of(rest)
 
 
 def test_a_place_that_is_none_of_the_stream(door: Front) -> None:
@@ -479,8 +460,7 @@ async def test_what_ends_before_it_began_is_left_all_the_same() -> None:
     async def gone(_: object = None) -> Any:
         raise ConnectionResetError
 
-    with pytest.raises(ConnectionResetError):
-        await EventStream(events(), 1.0, leave)({}, gone, gone)
+    await raised(ConnectionResetError, EventStream(events(), 1.0, leave)({}, gone, gone))
     assert left == [True]
 
 
@@ -521,15 +501,6 @@ async def test_who_has_lost_its_connection_may_have_the_session_driven_elsewhere
         for answer in (await taking, await client.post(COMPLETIONS, json=WISH)):
             assert text_of(parsed(answer.text)) == MOVED
         assert other.orchestrator.tally.claims == 1
-
-
-async def test_a_stream_goes_on_where_its_orchestrator_left_it() -> None:
-    async with two(SLOW_TARGET, DRAFT) as (parts, _, client):
-        begun, place = await begin(parts)
-        await parts.orchestrator.stop(0.0)
-        rest = await client.post(COMPLETIONS, json=WISH, headers={"Last-Event-ID": place})
-    assert begun
-    assert begun + text_of(parsed(rest.text)) == MOVED
 
 
 async def test_one_request_id_has_one_seed_at_all_orchestrators_of_a_log() -> None:
