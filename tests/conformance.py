@@ -93,7 +93,8 @@ OF_VLLM = {
     of("chat", "single_chat_session"): "usage has details",
     of("chat", "chat_streaming"): "the event with the reason has no content, as OpenAI's",
     of("chat", "chat_completion_stream_options"): "that event counts no further token",
-    of("chat", "(structured_outputs|response_format)_json_.*|complex_message_content"): "its model's words",
+    of("chat", "(structured_outputs|response_format)_(json|choice)_.*|complex_message_content"): "its model's words",
+    of("completion_with_function_calling", "named_tool_use"): "its model ends its call",
     of("chat", "custom_role"): "roles are OpenAI's",
     of("chat", "long_seed"): "its phrases",
     of("chat", "invocations"): "its paths",
@@ -109,6 +110,7 @@ OF_VLLM = {
     of("simple", "enable_response_messages|extra_sampling_params"): "fields",
     of("simple", "streaming_logprobs"): "responses have no log-probabilities",
     of("simple", "reasoning_item|.*_reasoning_tokens_e2e"): "its model reasons",
+    of("simple", "basic"): "its model ends its text",
     of("function_call", r"function_tool_use\[required.*"): "its model reasons",
     of("function_call", r"function_calling_with_streaming_(expected_.*|.*\[.*auto.*)"): "its model calls",
 }
@@ -307,10 +309,10 @@ def version(package: str) -> str:
     return found[1]
 
 
-def keep(*rows: Json) -> None:
-    """Put what suites have found into the record, each in the place of what it had found before."""
+def keep(row: Json) -> None:
+    """Put what a suite has found into the record, in the place of what it had found before."""
     have = json.loads(RECORD.read_text())["raw"] if RECORD.exists() else []
-    found = {row["suite"]: row for row in (*have, *({**row, "commit": machine.commit()} for row in rows))}
+    found = {each["suite"]: each for each in (*have, {**row, "commit": machine.commit()})}
     save(RECORD, {}, {}, raw=[*found.values()])
 
 
