@@ -261,7 +261,7 @@ def row_of(counts: Json, whose: str, seconds: int) -> Json:
     wrong = counts["with_failures"] + counts["errored"]
     suite = f"schemathesis {version('schemathesis')}: {whose}"
     row = {"passed": counts["generated"] - wrong, "by_design": 0, "failed": wrong}
-    return {"suite": suite, **row, "told": f"requests in {seconds} s"}
+    return {"suite": suite, **row, "told": f"in {seconds} s"}
 
 
 if __name__ == "__main__":
