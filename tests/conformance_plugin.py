@@ -124,5 +124,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
 sys.meta_path.insert(0, Absent())
 os.environ |= {"DEBUG_EXTERNAL": "1", "PORT": str(urlsplit(URL).port)}
 requests.Session.request = of_requests(requests.Session.request)  # type: ignore[method-assign]
-openai.OpenAI._prepare_options = of_openai  # type: ignore[method-assign]
-openai.AsyncOpenAI._prepare_options = of_openai_async  # type: ignore[method-assign]
+openai.OpenAI._prepare_options = of_openai  # type: ignore[assignment, method-assign]
+openai.AsyncOpenAI._prepare_options = of_openai_async  # type: ignore[assignment, method-assign]
