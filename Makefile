@@ -68,12 +68,22 @@ $(CLIENTS): tests/http_clients.txt
 
 setup-conformance: $(CONFORMANCE) ## the suites of make conformance, beside the environment
 
-$(CONFORMANCE): tests/conformance.txt constraints.txt
+$(CONFORMANCE): tests/conformance.txt constraints.txt $(STAMP)
 	"$(PYTHON)" -m venv --clear $(VENV)/conformance
 	$(VENV)/conformance/bin/python -m pip install -q --no-compile --no-deps --requirement $<
 	rm -rf build/conformance
-	$(VENV)/conformance/bin/python -m pip download -q --no-deps --no-binary openai --dest build/conformance "$$(grep '^openai==' constraints.txt)"
-	tar -xzf build/conformance/openai-*.tar.gz -C build/conformance
+	$(VENV)/conformance/bin/python -m pip download -q --no-deps --no-binary openai,llama-cpp-python --dest build/conformance \
+	    $$(grep -E '^(openai|llama-cpp-python)==' constraints.txt)
+	# To tell its name, vllm's wants the torch that .venv has.
+	vllm=$$(grep -o 'vllm==[0-9.]*' $<); VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$${vllm#*==} \
+	    PYTHONPATH="$$(echo "$$PWD"/$(VENV)/lib/python3*/site-packages)" $(VENV)/conformance/bin/python -m pip download -q --no-deps \
+	    --no-build-isolation --no-binary vllm --dest build/conformance "$$vllm"
+	cd build/conformance && for archive in *.tar.gz; do \
+	    top=$${archive%.tar.gz}; case $$top in \
+	        vllm-*) set -- $$top/pyproject.toml $$top/tests/__init__.py $$top/tests/entrypoints;; \
+	        llama*) set -- $$top/vendor/llama.cpp/tools/server/tests;; \
+	        *) set -- $$top;; \
+	    esac; tar -xzf $$archive "$$@" || exit 1; done
 	touch $@
 
 # The lowest versions that pyproject.toml permits of what it names; torch as it is in .venv: another build is gigabytes.
@@ -227,7 +237,7 @@ soak-load: $(STAMP) ## 1,000 sessions at once: speed, memory, growth (make soak-
 fuzz: $(STAMP) ## tell every service, and write into log and registry, anything (make fuzz MINUTES=30)
 	$(BIN)/python -m tests.fuzz.long $(MINUTES)
 
-conformance: $(STAMP) $(CONFORMANCE) ## suites of others, of Open Responses, of chats and openai's own, against a stack with a real model (a few minutes)
+conformance: $(STAMP) $(CONFORMANCE) ## suites of others (Open Responses, chats, openai's, llama.cpp's and vLLM's own), against stacks with a real model, recorded (ten minutes)
 	$(BIN)/python -m scripts.setup_models smollm2-135m
 	$(BIN)/python -m tests.conformance
 

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import demo_pair
-from tests.conformance import Json, service
+from tests.conformance import Json, keep, service, version
 
 PROGRAM = Path(sys.prefix, "conformance", "bin", "schemathesis")
 TEMPLATE = Path(__file__).parents[1] / "examples" / "chatml.jinja"
@@ -244,14 +244,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             url = ready["http"] if args.document is None else f"{ready['http']}/v1"
             options = ["--checks", CHECKS, "--request-timeout", str(ANSWER_LIMIT_S), "--max-time", str(args.seconds)]
             command = [str(PROGRAM), "run", str(asked), "--url", url, *options, "--phases", "coverage,fuzzing"]
+            report = Path(folder, "report.json")
             done = subprocess.run(
-                [*command, "--continue-on-failure", "--max-examples", "1000000"],
+                [*command, "--continue-on-failure", "--max-examples", "1000000", "--report-json-path", str(report)],
                 cwd=folder,  # it keeps what it found there
                 timeout=args.seconds + BEYOND_S,
             )
             with urlopen(f"{ready['http']}/ready", timeout=ANSWER_LIMIT_S) as answer:
                 ready_again = bool(json.load(answer)["ready"])
+        whose = "these endpoints" if args.document is None else args.document.stem
+        keep(row_of(json.loads(report.read_text())["test_cases"], whose, args.seconds))
     return done.returncode or not ready_again
+
+
+def row_of(counts: Json, whose: str, seconds: int) -> Json:
+    wrong = counts["with_failures"] + counts["errored"]
+    suite = f"schemathesis {version('schemathesis')}: {whose}"
+    row = {"passed": counts["generated"] - wrong, "by_design": 0, "failed": wrong}
+    return {"suite": suite, **row, "told": f"in {seconds} s"}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,10 @@ def test_what_differs_from_the_table_is_told() -> None:
     assert faults([Outcome("images", "failed", ["HTTP 500"])], {"images": "none"}) == [
         "images: failed: HTTP 500, where a refusal was expected (none)"
     ]
+    assert faults(found[:2], {"images|text_a": "its words"}, refused=False) == []
+    assert faults([Outcome("words", "failed", ["assert 500 == 200"])], {"words": "its words"}, refused=False) == [
+        "words: failed: assert 500 == 200, which is not expected"
+    ]
     assert faults(found, {}) == ["images: failed: HTTP 400, which is not expected"]
     told = faults(found, {"images": "none", "text_.": "no letters", "gone": "of an older suite"})
     assert told == [

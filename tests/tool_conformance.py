@@ -2,7 +2,8 @@
 
 The Berkeley Function Calling Leaderboard's questions and functions (the package bfcl-eval) are asked as chats with
 tools, every second one with a call that is forced. What is compared is the whole answer: text, calls, and why it ended.
-The verifier refuses to start where a guess could change a bit. It exits with 1 where an answer differs.
+The verifier refuses to start where a guess could change a bit. It exits with 1 where an answer differs. A whole run is
+recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from specwire.progress import ProgressBar
-from tests.conformance import Json, service
+from tests.conformance import Json, keep, service, version
 
 FILES = ("simple_python", "multiple", "parallel", "parallel_multiple")
 # What BFCL calls types, by JSON Schema's names; "any" has none.
@@ -79,6 +80,16 @@ def asked(url: str, request: Json, drafting: str) -> tuple[Json, int]:
     return answer_of(told["choices"][0]), told["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
 
 
+def row_of(model: str, count: int, called: int, refused: int, guessed: int, differ: int) -> Json:
+    return {
+        "suite": f"bfcl-eval {version('bfcl-eval')}: {model}, drafting on and off",
+        "passed": count - refused - differ,
+        "by_design": refused,
+        "failed": differ,
+        "told": f"{called} with calls, {guessed:,} tokens guessed",
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     line = argparse.ArgumentParser(prog="python -m tests.tool_conformance", description=__doc__)
     line.add_argument("--model", default=MODEL, help="(default: %(default)s)")
@@ -105,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"{count} requests: {called} with calls, {refused} refused, {guessed} tokens guessed; {differ} answers differ"
     )
+    if count == REQUESTS:
+        keep(row_of(args.model, count, called, refused, guessed, differ))
     return 1 if differ or not count else 0
 
 

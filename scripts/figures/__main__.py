@@ -17,6 +17,7 @@ from scripts.figures.exact import changed_table, fuzz_table, laws_table, peers_t
 from scripts.figures.reliability import (
     bounds_table,
     cluster_faults_table,
+    conformance_table,
     load_table,
     matrix_table,
     pauses_table,
@@ -151,6 +152,7 @@ RECORDS: dict[str, tuple[str, str, Render]] = {
     "load": ("load.json", "make soak-load", load_table),
     "simulation": ("simulation.json", "make soak-sim", simulation_table),
     "fuzz": ("fuzz.json", "make fuzz MINUTES=30", fuzz_table),
+    "conformance": ("conformance.json", "make conformance", conformance_table),
     "pair": ("../../demo_pair/figures.json", "python -m demo_pair.train.evaluate", pair_table),
 }
 # Without a record: made from the tests themselves, and from the core.
@@ -164,6 +166,7 @@ PLACES = {
     "headline": ROOT / "README.md",
     "real": ROOT / "README.md",
     "bounds": ROOT / "docs" / "RELIABILITY.md",
+    "conformance": ROOT / "docs" / "HTTP.md",
     "pair": ROOT / "demo_pair" / "README.md",
     "states": ROOT / "proto" / "PROTOCOL.md",
 }

@@ -150,6 +150,16 @@ def load_table(results: dict[str, Any]) -> str:
     return f"{grid(rows)}\n\n{' '.join(said)}"
 
 
+def conformance_table(results: dict[str, Any]) -> str:
+    """Render what became of each suite's tests."""
+    rows = [["suite", "passed", "by design", "failed"]]
+    for row in results["raw"]:
+        told = f" ({row['told']})" if row.get("told") else ""
+        counts = [f"{row[name]:,}" for name in ("passed", "by_design", "failed")]
+        rows.append([row["suite"], counts[0] + told, *counts[1:]])
+    return grid(rows)
+
+
 def cluster_faults_table(results: dict[str, Any]) -> str:
     """Render how long text paused in each fault of `make test-cluster`."""
     rows = [["what happens under load", "longest wait for a chunk before, s", "from then on, s", "until Ray knew, s"]]

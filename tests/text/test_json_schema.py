@@ -126,6 +126,13 @@ def test_no_document_of_a_random_schema_is_wrong_or_stuck(seed: int) -> None:
     assert table.accepted + table.refused == 1
 
 
+@pytest.mark.parametrize(("schema", "alone"), [({"type": "object", "minProperties": 2}, 1), ({"not": {}}, 0)])
+def test_what_the_library_alone_would_serve_wrong_is_told_apart(schema: dict[str, Any], alone: int) -> None:
+    table = Table()
+    try_schema(schema, table, 1, 0)
+    assert (table.accepted, table.refused, table.alone) == (0, 1, alone)
+
+
 PATTERNED: list[dict[str, Any]] = [
     {"properties": {"ab": INTEGER}, "patternProperties": {"^a": TEXT}, "additionalProperties": False},
     {"properties": {"ab": TEXT}, "patternProperties": {"^a": TEXT}, "required": ["ab"]},
