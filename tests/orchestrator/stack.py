@@ -188,10 +188,10 @@ class Stack:
         more = {"redis_url": self.orchestrator.orchestrator.options.redis_url, "access": Access(), **options}
         return await self.services.orchestrator([self.verifier.address], drafters, **more)
 
-    async def verify_again(self, **options: Any) -> None:
+    async def verify_again(self, model: str = SLOW_TARGET, **options: Any) -> None:
         """Stop the verifier, and have another one at its address."""
         await self.verifier.stop(0.0)
-        self.verifier = await self.services.verifier(listen=self.verifier.address, **options)
+        self.verifier = await self.services.verifier(model, self.verifier.address, **options)
 
 
 @asynccontextmanager
@@ -202,13 +202,19 @@ async def stack(
     patience: QueuePatience = PATIENCE,
     context: int | None = None,
     patient: bool = False,
+    dtype: str = "float32",
+    deterministic: bool = False,
     heads: str = "",
     usage_log: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[Stack]:
-    """Of the verifier: slots, patience, context, patient, heads, usage_log. options: of the orchestrator."""
+    """Of the verifier: slots, patience, context, patient, dtype, deterministic, heads, usage_log. options: of the
+    orchestrator.
+    """
     async with AsyncExitStack() as parts:
-        served = ModelServiceOptions(target, free_address(), slots=slots, context=context, dtype="float32", heads=heads)
+        served = ModelServiceOptions(
+            target, free_address(), slots=slots, context=context, dtype=dtype, deterministic=deterministic, heads=heads
+        )
         verifier = await verify_service.server.start(served, patient=patient, patience=patience, usage_log=usage_log)
         parts.push_async_callback(verifier.stop, 0.0)
         services = Services(parts)

@@ -232,3 +232,13 @@ async def test_a_sign_of_life_never_meets_a_write(monkeypatch: pytest.MonkeyPatc
     assert not await played.appender.renew()
     await writing
     assert await played.logged() == (7,)
+
+
+async def test_an_end_meets_a_lost_log() -> None:
+    store = SqliteStore()
+    played = await scene(store)
+    await played.write(7)
+    lose_logs(store)
+    assert not await played.write(8, end=End(FinishReason.EOS, "", 2))
+    log = await log_of(store, "s")
+    assert (log.tokens, log.reason, log.text_length) == ((7, 8), FinishReason.EOS, 2)

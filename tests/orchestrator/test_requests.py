@@ -269,3 +269,14 @@ async def test_whoever_names_a_session_reads_no_more_of_its_log_than_is_charged(
             with pytest.raises(grpc.aio.AioRpcError, match="priority"):
                 [each async for each in refused]
             assert (len(read), sum(charged)) == (2, 2 * (1 + NOTE_BYTES // 1024))
+
+
+async def test_many_short_references_hold_up_no_other_session() -> None:
+    known, _ = target(context=100)
+    known.info.vocabulary = 64
+    turns, reading = 0, asyncio.create_task(reference_tokens(asked_with(*["1 2 3"] * 64), known))
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 64
+    assert len(reading.result()) == 64

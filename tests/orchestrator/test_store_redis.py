@@ -18,6 +18,8 @@ from orchestrator.store import (
     DamagedLog,
     DeletedSession,
     Fenced,
+    Gap,
+    MissingSession,
     SessionStore,
     StaleLog,
     StoredSession,
@@ -301,6 +303,11 @@ async def test_what_a_stranger_wrote_into_redis_is_refused(store: SessionStore, 
     fence = await store.create(record_of("s"), TTL)
     raw.append(tokens, b"odd")
     await raised(DamagedLog, store.read("s"), "no whole number of tokens")
+    await raised(Gap, store.append("s", fence, Append(3, (7,), (A,))))
+    await store.recreate(record_of("s"), Append(3, (7,), (A,)), fence, TTL)
+    assert (await store.append("s", fence, Append(4, (8,), (A,)))).length == 5
+    raw.hset(meta, "prompt", "long")
+    await raised(Gap, store.append("s", fence, Append(5, (9,), (A,))))
     raw.hset(meta, "fence", "newest")
     await raised(StaleLog, store.append("s", fence, Append(5, (9,), (A,))), "its fence is no number")
     raw.delete(meta)
@@ -551,3 +558,29 @@ def test_what_of_a_url_may_be_shown() -> None:
     assert without_password("unix:///a/b.sock") == "unix:///a/b.sock"
     assert without_password("redis+sentinel://u:p@a:1,b:2/s/0") == "redis+sentinel://u:***@a:1,b:2/s/0"
     assert without_password("redis://:p?ss@host") == "redis://***"
+
+
+async def test_a_log_of_which_redis_evicted_a_part_is_made_whole(store: SessionStore, raw: Redis) -> None:
+    record = record_of("s")
+    fence = await store.create(record, TTL)
+    await store.append("s", fence, Append(3, (7, 8), (A, A)))
+    for part in session_keys("s"):
+        raw.delete(part)
+        await raised((Gap, MissingSession), store.append("s", fence, Append(5, (9,), (A,))))
+        await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
+        log = await log_of(store, "s")
+        assert (log.tokens, log.outcomes) == ((7, 8), (A, A))
+    assert all(raw.pttl(key) > 0 for key in raw.keys("*"))
+
+
+async def test_damage_that_a_reader_finds_is_mended_too(store: SessionStore, raw: Redis) -> None:
+    record = record_of("s")
+    fence = await store.create(record, TTL)
+    await store.append("s", fence, Append(3, (7, 8), (A, A)))
+    raw.setrange(session_keys("s")[OUTCOMES], 0, b"\xff")
+    assert await store.tail("s", 1) is not None
+    for look in (store.read("s"), store.tail("s", 0)):
+        await raised(DamagedLog, look)
+    await raised(Gap, store.append("s", fence, Append(5, (9,), (A,))))
+    await store.recreate(record, Append(3, (7, 8), (A, A)), fence, TTL)
+    assert (await store.append("s", fence, Append(5, (9,), (A,)))).length == 6

@@ -264,3 +264,18 @@ async def test_an_orphan_ends_in_the_log_as_its_owner_would_have_ended_it(redis:
             assert state.finish_reason is reason
         left = await log_of(store, waiting)
         assert left.reason is None  # somebody may come for it
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_two_that_find_it_at_once_do_it_no_harm(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both claim it; the newest fence ends it, and no log says anything else afterwards."""
+    async with stack(redis_url=redis.url) as running_stack:
+        other = await running_stack.another()
+        store, both = running_stack.orchestrator.orchestrator.store, (running_stack.orchestrator, other)
+        session_ids = [await orphan(running_stack, store, deadline=time.time() + 3600) for _ in range(5)]
+        for session_id in session_ids:
+            log = await log_of(store, session_id)
+            await asyncio.gather(*(each.orchestrator.end_orphan(log, FinishReason.DEADLINE) for each in both))
+        logs = [await ended(store, session_id) for session_id in session_ids]
+        assert {log.reason for log in logs} == {FinishReason.DEADLINE}
+        assert {log.tokens for log in logs} == {tuple(plain(TARGET, PROMPT, 5))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 import grpc
@@ -13,6 +13,7 @@ import orchestrator.server
 from orchestrator.options import OrchestratorOptions
 from orchestrator.pool import StartError
 from orchestrator.store import SessionRecord
+from orchestrator.store.encoding import encode_record, pack_logprobs
 from orchestrator.tenants import (
     ANONYMOUS,
     MOST_TENANT_REFERENCES,
@@ -25,7 +26,9 @@ from orchestrator.tenants import (
 )
 from specwire.client import AsyncClient, Started
 from specwire.core.invalid import InvalidParameter
+from specwire.core.law.constraint import Constraint, ConstraintKind
 from specwire.core.law.sampling import GUESSING_RULES, Rule, Sampling
+from specwire.core.messages import TokenLogprobs
 from specwire.core.text import Stopping
 from specwire.rpc.channel import open_channel
 from specwire.rpc.errors import StatusError
@@ -57,8 +60,13 @@ def test_an_id_is_its_tenants_alone() -> None:
 # Allowances
 
 
-def record(session_id: str, tenant: str = "ada", prompt: int = 10, most: int = 40) -> SessionRecord:
-    return SessionRecord(session_id, tuple(range(prompt)), Sampling(), Stopping(most), tenant)
+PLAIN = Sampling()
+
+
+def record(
+    session_id: str, tenant: str = "ada", prompt: int = 10, most: int = 40, sampling: Sampling = PLAIN
+) -> SessionRecord:
+    return SessionRecord(session_id, tuple(range(prompt)), sampling, Stopping(most), tenant)
 
 
 class Clock:
@@ -285,3 +293,24 @@ def test_rules_by_name() -> None:
             rules_of(given)
     assert OrchestratorOptions(("v:1",)).rules == frozenset(Rule)
     assert OrchestratorOptions(("v:1",), accept_drafters=True).rules == GUESSING_RULES
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(constraint=Constraint(ConstraintKind.CHOICES, ("x" * 64,) * 1000)),
+        Sampling(logit_bias=tuple((4_000_000_000 + token, -99.5) for token in range(1024))),
+        Sampling(logprobs=20),
+    ],
+)
+def test_all_that_a_session_has_in_the_log_is_counted(sampling: Sampling) -> None:
+    """Constraints of 64 KiB were counted with a hundredth of what they take."""
+    most = 1 << 20
+    allowances, admitted = Allowances(Access(log_bytes=most), Clock(), retention=60.0), 0
+    with suppress(StatusError):
+        for number in range(1000):
+            allowances.admit(record(str(number), sampling=sampling))
+            admitted += 1
+    reported = 0 if sampling.logprobs is None else 40 * len(pack_logprobs(TokenLogprobs(-1.0, ((7, -1.0),) * 20)))
+    takes = len(encode_record(record("0", sampling=sampling))) + reported
+    assert most / 2 < admitted * takes <= most

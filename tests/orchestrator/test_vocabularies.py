@@ -10,10 +10,12 @@ import pytest
 from tokenizers import Tokenizer
 
 import demo_pair
+import draft_service.server
 from orchestrator.peers.models import maps_vocabulary, vocabulary_mismatch
 from specwire.client import AsyncClient, Completion
 from specwire.core.law.sampling import Sampling, with_rule
 from specwire.core.placement import PlacementCandidate, PlacementRequest, place
+from specwire.rpc.server_options import ModelServiceOptions
 from specwire.v1 import common_pb2, draft_pb2
 from tests.draft_service.peer import connected, pace, serving
 from tests.orchestrator.stack import TURNS, drafted, plain, stack
@@ -202,3 +204,12 @@ def test_a_drafter_of_the_same_vocabulary_comes_first() -> None:
     chosen = place([mapped, full], wish)
     assert chosen is not None
     assert chosen.index == 0
+
+
+async def test_a_drafter_may_dial_in(folders: dict[str, str]) -> None:
+    async with stack(TARGET, plan=TURNS, accept_drafters=True) as running:
+        address = running.orchestrator.address
+        drafter = await draft_service.server.dial_in(ModelServiceOptions(folders["pieces"]), address, None)
+        done = await drafted(asking(running.client, PROMPTS[1]))
+        await drafter.stop()
+    assert list(done.tokens) == expected(PROMPTS[1], Sampling())

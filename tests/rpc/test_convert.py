@@ -287,3 +287,13 @@ def test_what_is_in_range_is_taken_over() -> None:
 def test_what_is_out_of_range_or_does_not_go_together_is_refused_by_its_name(call: Call, message: str) -> None:
     with pytest.raises(InvalidParameter, match=f"^{message}"):
         call()
+
+
+@given(st.lists(st.sampled_from(Outcome), max_size=9))
+def test_outcomes_there_and_back(outcomes: list[Outcome]) -> None:
+    assert convert.outcomes_from_wire(convert.outcomes_to_wire(outcomes)) == tuple(outcomes)
+
+
+@pytest.mark.parametrize("reason", [None, *FinishReason])
+def test_reasons_there_and_back(reason: FinishReason | None) -> None:
+    assert convert.reason_from_wire(convert.reason_to_wire(reason)) is reason

@@ -529,3 +529,22 @@ def test_a_drawn_seed_is_of_secret_tenant_request_and_prompt() -> None:
     asked = [(b"1", "a", "1", 0), (b"2", "a", "1", 0), (b"1", "", "a1", 0), (b"1", "a", "", 10), (b"1", "a", "1", 1)]
     assert len({keyed_seed(*each) for each in asked}) == len(asked)
     assert all(0 <= keyed_seed(*each) < 1 << DRAWN_SEED_BITS for each in asked)
+
+
+def test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was(door: Front) -> None:
+    wish = {**LONG, "max_tokens": 60, "request_id": "resumed"}
+    with held(5):
+        told = read(door.url, COMPLETIONS, wish, most=2)
+    events = [json.loads(event.data) for event in told]
+    begun = text_of(events)
+    session_id = events[0]["choices"][0]["specwire"]["session_id"]
+    rest = door.events(COMPLETIONS, headers={"Last-Event-ID": str(told[-1].place)}, **wish)
+    assert rest[0]["choices"][0]["specwire"]["session_id"] == session_id
+    assert begun + text_of(rest) == " ".join(map(str, plain(TARGET, PROMPT, 60)))
+    assert begun
+    assert text_of(rest)
+    assert ended(door, session_id) is FinishReason.LENGTH
+    again = {name: value for name, value in wish.items() if name not in ("stream", "request_id")}
+    answer = door.client.post(COMPLETIONS, json=again, headers={"X-Specwire-Request-Id": "resumed"}).json()
+    assert answer["choices"][0]["specwire"]["session_id"] == session_id
+    assert answer["choices"][0]["text"] == begun + text_of(rest)
