@@ -151,8 +151,10 @@ def test_padding_is_computed_beside_what_was_asked_for(
 
     model = build(config("llama"))
     lm = _load(model, tmp_path)
-    monkeypatch.setattr(PagedGraph, "_place", watched)
     text = [1, 3, 9, 4]
+    for _ in range(8):  # until the trial's rows are forgotten
+        lm.forward([Feed(1, 0, text, 1)])
+    monkeypatch.setattr(PagedGraph, "_place", watched)
     lm.forward([Feed(0, 0, text, 1)])
     for tokens in ([6, 2], [6], [6, 5], [7], [6, 9], [2]):
         logits = lm.forward([Feed(0, len(text), tokens, len(tokens))])

@@ -83,7 +83,7 @@ class Trial:
         All behind the text's first part, which stays in the last slot.
         """
         text, split, last = self._text, max(1, self._split), slots - 1
-        if len(text) <= split:
+        if len(text) <= max(split, 4):
             return False
         counts = sorted({*EXACT_ROWS, runner.widest})
         steps = [Feed(last, at, text[at : at + 1], 1) for at in range(split, min(split + counts[-1], len(text)))]
@@ -98,12 +98,12 @@ class Trial:
         windows = [Feed(slot, 0, text[: len(steps)], len(steps)) for slot in others]
         rows = runner.run([*windows, Feed(last, split, window, len(window))])
         held = torch.equal(rows[-len(steps) :], alone)
-        rows = runner.run([*(Feed(slot, len(steps), text[:1], 1) for slot in others), steps[-1]])
-        held = held and torch.equal(rows[-1:], alone[-1:])
-        rows = runner.run([*(Feed(slot, 0, text[:3], 3) for slot in others), steps[-1]])
+        for at, count in ((0, 3), (3, 1)):
+            rows = runner.run([*(Feed(slot, at, text[at : at + count], count) for slot in others), steps[-1]])
+            held = held and torch.equal(rows[-1:], alone[-1:])
         for slot in others:
-            runner.zero(slot, len(steps) + 1)
-        return held and torch.equal(rows[-1:], alone[-1:])
+            runner.zero(slot, len(steps))
+        return held
 
     @torch.inference_mode()
     def tree_deviation(self, runner: Runner, slots: int) -> float:
