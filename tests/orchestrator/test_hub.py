@@ -12,10 +12,12 @@ import grpc.aio
 import pytest
 
 import draft_service.server
+import orchestrator.server
 from bench.harness.certificates import Authority
 from draft_service.dialler import DiallingDrafter, JoinRefused
 from orchestrator import hub as module
 from orchestrator.hub import MOST_SAID_BYTES
+from orchestrator.options import OrchestratorOptions
 from orchestrator.peers.peer import share_host
 from orchestrator.server import RunningOrchestrator
 from orchestrator.tenants import Access
@@ -291,3 +293,19 @@ async def test_a_message_beyond_the_cap_ends_the_line_and_bars_its_owner() -> No
         assert await again.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "attic flooded; it is let in again in" in (await again.details() or "")
         assert running.orchestrator.pool.drafters == []
+
+
+async def test_it_waits_for_its_orchestrator_and_joins_again(capsys: pytest.CaptureFixture[str]) -> None:
+    async with stack(SLOW_TARGET, accept_drafters=True) as running:
+        options = running.orchestrator.orchestrator.options
+        async with dialled(running.orchestrator.address) as drafter:
+            await running.orchestrator.stop(0.0)
+            again = OrchestratorOptions(options.verifiers, listen=drafter.address, accept_drafters=True)
+            second = await orchestrator.server.start(again)
+            try:
+                await until(lambda: any(peer.up for peer in second.orchestrator.pool.drafters))
+            finally:
+                await second.stop(0.0)
+    said = capsys.readouterr().err
+    assert f"{drafter.address}: the orchestrator is stopping; dialling again" in said
+    assert f"joined {drafter.address} again" in said

@@ -213,3 +213,22 @@ async def test_a_primary_lost_under_a_stream_is_replaced() -> None:
             assert reading.finished is not None
             assert reading.finished.reason is FinishReason.LENGTH
             assert log_bytes(replica, reading.session_id) == 4 * (len(PROMPT) + 400)
+
+
+async def test_a_log_that_stays_away_ends_the_stream_and_shows_nothing_more(redis: RedisServer) -> None:
+    async with (
+        stack(SLOW_TARGET, redis_url=redis.url, store_timeout=1.0) as running,
+        AsyncClient(running.orchestrator.address, patience=0) as client,
+    ):
+        reading = Reading(client, max_tokens=1000, ignore_eos=True, timeout=120.0)
+        await reading.until(30)
+        driver = running.orchestrator.orchestrator.sessions[reading.session_id]
+        session = driver.session
+        redis.stop()
+        await reading.rest()
+        assert reading.error is not None
+        assert reading.error.code is grpc.StatusCode.UNAVAILABLE
+        assert "session log" in reading.error.message
+        assert len(PROMPT) + len(reading.tokens) == session.emitted == session.durable
+        assert session.durable < len(session.text) <= session.credit  # it went on deciding as far as its credit went
+        assert reading.tokens == plain(SLOW_TARGET, PROMPT, len(reading.tokens))

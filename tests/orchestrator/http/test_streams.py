@@ -43,7 +43,7 @@ from tests.orchestrator.http.front import (
     text_of,
 )
 from tests.orchestrator.redis_for_tests import RedisServer
-from tests.orchestrator.stack import ALL, PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
+from tests.orchestrator.stack import ALL, DRAFT, PROMPT, SLOW_TARGET, TARGET, Stack, held, plain, stack
 from tests.wait import asked_blocking, eventually, raised, until
 
 LENGTH = 10
@@ -548,3 +548,12 @@ def test_with_a_request_id_a_stream_goes_on_and_is_resumed_where_it_was(door: Fr
     answer = door.client.post(COMPLETIONS, json=again, headers={"X-Specwire-Request-Id": "resumed"}).json()
     assert answer["choices"][0]["specwire"]["session_id"] == session_id
     assert answer["choices"][0]["text"] == begun + text_of(rest)
+
+
+async def test_a_stream_goes_on_where_its_orchestrator_left_it() -> None:
+    async with two(SLOW_TARGET, DRAFT) as (parts, _, client):
+        begun, place = await begin(parts)
+        await parts.orchestrator.stop(0.0)
+        rest = await client.post(COMPLETIONS, json=WISH, headers={"Last-Event-ID": place})
+    assert begun
+    assert begun + text_of(parsed(rest.text)) == MOVED
