@@ -171,6 +171,16 @@ def test_keys_and_values_may_be_kept_in_less(kv_type: str, tmp_path: Path) -> No
 # `--deterministic`: a row has the bits of its text fed token by token, whatever is computed with it.
 
 
+def load_alike(model: PreTrainedModel, folder: Path, kind: Type = Type.F32, **options: Any) -> CachedLM:
+    """Skips where this processor's kernels give rows other bits by what they are computed with."""
+    try:
+        return load(model, folder, kind, deterministic=True, **options)
+    except ModelError as refused:
+        if "rounds a row" not in str(refused):
+            raise
+        pytest.skip(str(refused))
+
+
 def steps(lm: CachedLM, slot: int, text: Sequence[int], start: int = 0) -> torch.Tensor:
     """Rows of the text from `start` on, a token a forward. The slot holds what is before."""
     return torch.cat([lm.forward([Feed(slot, at, text[at : at + 1], 1)]) for at in range(start, len(text))])
@@ -180,7 +190,7 @@ def steps(lm: CachedLM, slot: int, text: Sequence[int], start: int = 0) -> torch
 @pytest.mark.parametrize("weights", [Type.F32, Type.Q8_0, Type.Q4_0])
 def test_any_interleaving_gives_the_bits_of_single_steps(kind: str, weights: Type, tmp_path: Path) -> None:
     """Prompts in parts of any size, windows, rollbacks, prefixes of others, beside any others; cells grow meanwhile."""
-    lm = load(build(config(kind)), tmp_path, weights, slots=4, deterministic=True, context=CONTEXT)
+    lm = load_alike(build(config(kind)), tmp_path, weights, slots=4, context=CONTEXT)
     assert (lm.info.deterministic, lm.branches) == (True, False)
     texts = [[7 * at * (slot + 2) % VOCABULARY for at in range(CONTEXT)] for slot in range(2)]
     alone = [steps(lm, 0, text) for text in texts]
@@ -224,7 +234,7 @@ def test_a_text_keeps_its_bits_as_others_grow_and_fail(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(DeterministicLlamaRunner, "cells", 8)
     monkeypatch.setattr(DeterministicLlamaRunner, "_made", counted)
-    lm = load(spoilt(build(config("llama"))), tmp_path, deterministic=True)
+    lm = load_alike(spoilt(build(config("llama"))), tmp_path)
     text = [1 + at % 6 for at in range(40)]
     alone = steps(lm, 2, text)
     lm.discard(2)
@@ -252,7 +262,7 @@ def test_forwards_have_as_many_rows_as_equal_bits_ask_for(tmp_path: Path, monkey
         return torch.cat((rows[:whole], rows[whole:] * 1.001))
 
     monkeypatch.setattr(DeterministicLlamaRunner, "_computed", by_fours)
-    lm = load(build(config("llama")), tmp_path, deterministic=True)
+    lm = load_alike(build(config("llama")), tmp_path)
     assert lm.info.deterministic
     text = [1 + at % 9 for at in range(30)]
     assert torch.equal(lm.forward([Feed(0, 0, text, 25)]), steps(lm, 1, text)[5:])
@@ -276,7 +286,7 @@ def test_rows_that_are_never_alike_are_refused(fault: str, tmp_path: Path, monke
 
 
 def test_a_prefix_that_cannot_be_copied_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = load(build(config("llama")), tmp_path, deterministic=True)
+    lm = load_alike(build(config("llama")), tmp_path)
     text = [1 + at % 9 for at in range(30)]
     alone = steps(lm, 0, text)
     with monkeypatch.context() as patch:
