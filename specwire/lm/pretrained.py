@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
@@ -96,6 +96,9 @@ from specwire.lm.runners.trial import Trial, held_once
 from specwire.named_models import check_directory
 from specwire.progress import LAST_LINE
 from specwire.text.tokenizer import vocabulary_fingerprint
+
+if TYPE_CHECKING:
+    from specwire.lm.runners.llamacpp.runner import LlamaCppRunner
 
 logger = logging.getLogger(__name__)
 
@@ -368,28 +371,9 @@ def load_gguf(
     # Which GPU it is, and by which driver, nothing tells here: what it computes is tried each time.
     build = weights.library.build()
     size = file.path.stat().st_size if build and not asked.gpu_layers else 0
-    tried = (fingerprint.result(), sizes, kept, build)
     text_of_trial = (TRIAL_TOKENS, TRIAL_TAIL) if asked.deterministic else ()
     trial = cache(lambda: gguf_trial(weights, file, sizes, kept, *text_of_trial))
-    off = math.inf
-    try:
-        for rows in runner.row_counts:
-            runner.rows = rows
-            off = held_once(trial, runner, count, size, *tried, rows)
-            if off > 1 or runner.invariant:
-                break
-    except (MemoryError, RuntimeError) as error:
-        raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
-    if not off <= 1:
-        raise ModelError(
-            f"{file.path.name} gives other logits in pieces than llama.cpp gives at once ({off:.1f} times the "
-            "tolerance), so it is not served by llamacpp; --runtime torch or openvino computes it otherwise, and "
-            "another build of llama.cpp may agree with itself"
-        )
-    if asked.deterministic and not runner.invariant:
-        raise ModelError(
-            f"deterministic: this build of llama.cpp rounds a row of {file.path.name} by what it is computed with"
-        )
+    _hold(runner, asked.deterministic, file, trial, count, size, fingerprint.result(), sizes, kept, build)
     known = Outline(str(file.path), None, positions, text)
     info, unassigned = _described(spec, known, file.dtype, weights.width, weights.eos_ids, fingerprint.result())
     info = replace(
@@ -400,6 +384,43 @@ def load_gguf(
         runtime=LLAMACPP,
     )
     return CachedLM(runner, info, count, unassigned)
+
+
+def _hold(
+    runner: LlamaCppRunner,
+    deterministic: bool,
+    file: GgufFile,
+    trial: Callable[[], Trial],
+    slots: int,
+    size: int,
+    *tried: object,
+) -> None:
+    """Have it keep to its trial, with the fewest rows of a forward that serve. ModelError where it does not.
+
+    size, tried: as `held_once` takes them.
+    """
+    off = math.inf
+    try:
+        for rows in runner.row_counts:
+            runner.rows = rows
+            off = held_once(trial, runner, slots, size, *tried, rows)
+            if off > 1 or runner.invariant:
+                break
+    except (MemoryError, RuntimeError) as error:
+        raise ModelError(f"{file.path.name} cannot be served: {first_line(error)}") from error
+    if not off <= 1:
+        raise ModelError(
+            f"{file.path.name} gives other logits in pieces than llama.cpp gives at once ({off:.1f} times the "
+            "tolerance), so it is not served by llamacpp; --runtime torch or openvino computes it otherwise, and "
+            "another build of llama.cpp may agree with itself"
+        )
+    if deterministic and not runner.invariant:
+        raise ModelError(
+            f"deterministic: this build of llama.cpp rounds a row of {file.path.name} by what it is computed with"
+        )
+    if deterministic:
+        least, multiple = runner.rows
+        logger.info("forwards have at least %d rows, and a multiple of %d, so that bits are equal", least, multiple)
 
 
 def _made_tokenizer(file: GgufFile, text: ModelText) -> tuple[Tokenizer | None, bytes]:

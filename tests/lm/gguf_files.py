@@ -164,3 +164,30 @@ def ids_of(path: str) -> Sequence[str]:
     """The tokens of a file by gguf's own reader."""
     field = gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"]
     return [str(bytes(field.parts[at]), "utf-8") for at in field.data]
+
+
+def rounds_alike(weights: Any) -> bool:
+    """Whether llama.cpp by itself gives a text of 32 tokens the same bits whole and in halves. weights: `GgufWeights`.
+
+    Flash attention and a cache of 16 bits, as with `--deterministic`; nothing of our runner is asked.
+    """
+    llama, blocks = weights.library.functions, []
+    for rows in (32, 16):
+        params = llama.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = 256
+        params.n_threads = params.n_threads_batch = 1
+        params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        context, batch = llama.llama_init_from_model(weights.model, params), llama.llama_batch_init(rows, 0, 1)
+        found = []
+        for begin in range(0, 32, rows):
+            for at in range(rows):
+                batch.token[at], batch.pos[at], batch.n_seq_id[at] = 1 + begin + at, begin + at, 1
+                batch.seq_id[at][0], batch.logits[at] = 0, True
+            batch.n_tokens = rows
+            assert llama.llama_decode(context, batch) == 0
+            found.append(np.ctypeslib.as_array(llama.llama_get_logits(context), (rows, weights.width)).copy())
+        blocks.append(np.concatenate(found))
+        llama.llama_batch_free(batch)
+        llama.llama_free(context)
+    whole, halves = blocks
+    return bool(np.array_equal(whole, halves, equal_nan=True))
